@@ -1,4 +1,5 @@
-// Errors. A fault of the user, a file or the configuration throws Error with what was expected and what was found.
+// Errors. A fault of the user, a file or the configuration throws Error with what was expected and what was
+// found.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,7 +24,8 @@ template <class... Args>
 // check(condition, "what: expected {}, got {}", a, b): the arguments are formatted only on failure.
 template <class... Args>
 void check(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) [[unlikely]] fail(format, std::forward<Args>(args)...);
+  if (!condition) [[unlikely]]
+    fail(format, std::forward<Args>(args)...);
 }
 
 }  // namespace godwit

@@ -14,7 +14,9 @@ ParallelHooks g_hooks;
 std::atomic<int> g_threads{0};
 thread_local bool t_inside = false;
 
-int default_threads() { return std::max(1u, std::thread::hardware_concurrency()); }
+int default_threads() {
+  return std::max(1u, std::thread::hardware_concurrency());
+}
 
 // Starts its threads anew each time: good enough for tools without LibTorch, where one call does long work.
 void run_std(int64_t begin, int64_t end, int64_t grain, const RangeFn& fn) {
@@ -44,7 +46,9 @@ void run_std(int64_t begin, int64_t end, int64_t grain, const RangeFn& fn) {
 
 }  // namespace
 
-void set_parallel_hooks(ParallelHooks hooks) { g_hooks = hooks; }
+void set_parallel_hooks(ParallelHooks hooks) {
+  g_hooks = hooks;
+}
 
 int num_threads() {
   if (g_hooks.num_threads) return g_hooks.num_threads();

@@ -1,5 +1,6 @@
-// One pool of threads in the process. Kernels call parallel_for; where LibTorch is loaded, ops/ points it at ATen's
-// pool, so that two pools never fight for the cores. Without LibTorch it runs on a plain pool of std::threads.
+// One pool of threads in the process. Kernels call parallel_for; where LibTorch is loaded, ops/ points it at
+// ATen's pool, so that two pools never fight for the cores. Without LibTorch it runs on a plain pool of
+// std::threads.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,9 @@ namespace godwit {
 using RangeFn = std::function<void(int64_t begin, int64_t end)>;
 using ParallelBackend = void (*)(int64_t begin, int64_t end, int64_t grain, const RangeFn& fn);
 
-// Calls fn on disjoint ranges that cover [begin, end). Ranges hold at least `grain` items, except the last. Blocks until
-// all are done. An exception in fn is rethrown here. Inside another parallel_for it runs serially.
+// Calls fn on disjoint ranges that cover [begin, end). Ranges hold at least `grain` items, except the last.
+// Blocks until all are done. An exception in fn is rethrown here. Inside another parallel_for it runs
+// serially.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const RangeFn& fn);
 
 // Threads a parallel_for may use; at least 1.

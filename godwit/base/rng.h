@@ -1,5 +1,5 @@
-// Counter-based randomness: a value is a pure function of (seed, stream, counter), so nothing has to be saved to resume.
-// SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA 2014).
+// Counter-based randomness: a value is a pure function of (seed, stream, counter), so nothing has to be saved
+// to resume. SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA 2014).
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
-// Every op of Godwit, one line of doc each. An op is `torch.ops.godwit.<name>`, differentiable, on CPU and CUDA.
+// Every op of Godwit, one line of doc each. An op is `torch.ops.godwit.<name>`, differentiable, on CPU and
+// CUDA.
 //
-// Packed layout: the T tokens of N sequences (documents) stand one after another in the first dimension. cu_seqlens is an
-// int64 tensor [N+1] on the CPU with the offsets, cu[0] = 0, cu[N] = T; empty sequences are allowed. Nothing crosses a
-// boundary. Legend: T tokens, N sequences, H heads, K key width, V value width, D model width, E experts, L latent width,
-// I expert inner width, k experts per token.
-// Wrong shapes, dtypes or devices throw c10::Error that names the argument, what was expected and what was given.
+// Packed layout: the T tokens of N sequences (documents) stand one after another in the first dimension.
+// cu_seqlens is an int64 tensor [N+1] on the CPU with the offsets, cu[0] = 0, cu[N] = T; empty sequences are
+// allowed. Nothing crosses a boundary. Legend: T tokens, N sequences, H heads, K key width, V value width, D
+// model width, E experts, L latent width, I expert inner width, k experts per token. Wrong shapes, dtypes or
+// devices throw c10::Error that names the argument, what was expected and what was given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,21 +19,25 @@ namespace godwit::ops {
 
 using at::Tensor;
 
-// Causal depthwise convolution, then SiLU. x [T, C], weight [C, W] fp32 (y_t = sum_j weight[j] x_{t-W+1+j}), initial_state
-// [N, C, W-1] (the last W-1 inputs, oldest first) or none = zeros. Returns y [T, C] in x's dtype and the final state.
-std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& initial_state,
-                                      const Tensor& cu_seqlens);
+// Causal depthwise convolution, then SiLU. x [T, C], weight [C, W] fp32 (y_t = sum_j weight[j] x_{t-W+1+j}),
+// initial_state [N, C, W-1] (the last W-1 inputs, oldest first) or none = zeros. Returns y [T, C] in x's
+// dtype and the final state.
+std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight,
+                                      const std::optional<Tensor>& initial_state, const Tensor& cu_seqlens);
 
-// Kimi Delta Attention (architecture.md section 2), exact chunked form. q, k [T, H, K] and v [T, H, V] after convolution and
-// SiLU, not normalised: the op applies the L2 norm (eps 1e-6 on the sum of squares) and K^-1/2 on q. z [T, H, K] gate logits before
-// dt_bias, A_log [H] fp32, dt_bias [H, K] fp32, b [T, H] beta logits (beta = sigmoid(b)).
-// Log-decay g = gate_bound * sigmoid(exp(A_log) * (z + dt_bias)) if gate_bound < 0, else -exp(A_log) * softplus(z + dt_bias).
-// initial_state [N, H, K, V] fp32 or none = zeros. Returns o [T, H, V] in v's dtype and final_state [N, H, K, V] fp32.
-std::tuple<Tensor, Tensor> kda_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                                     const Tensor& dt_bias, const Tensor& b, double gate_bound,
-                                     const std::optional<Tensor>& initial_state, const Tensor& cu_seqlens);
+// Kimi Delta Attention (architecture.md section 2), exact chunked form. q, k [T, H, K] and v [T, H, V] after
+// convolution and SiLU, not normalised: the op applies the L2 norm (eps 1e-6 on the sum of squares) and
+// K^-1/2 on q. z [T, H, K] gate logits before dt_bias, A_log [H] fp32, dt_bias [H, K] fp32, b [T, H] beta
+// logits (beta = sigmoid(b)). Log-decay g = gate_bound * sigmoid(exp(A_log) * (z + dt_bias)) if gate_bound <
+// 0, else -exp(A_log) * softplus(z + dt_bias). initial_state [N, H, K, V] fp32 or none = zeros. Returns o [T,
+// H, V] in v's dtype and final_state [N, H, K, V] fp32.
+std::tuple<Tensor, Tensor> kda_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
+                                     const Tensor& A_log, const Tensor& dt_bias, const Tensor& b,
+                                     double gate_bound, const std::optional<Tensor>& initial_state,
+                                     const Tensor& cu_seqlens);
 
-// The same recurrence, one token for each of N = T sequences. `state` [N, H, K, V] fp32 is updated in place. No gradient.
+// The same recurrence, one token for each of N = T sequences. `state` [N, H, K, V] fp32 is updated in place.
+// No gradient.
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
                 const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state);
 
@@ -42,37 +47,45 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 // y = rms_norm(x, weight) * sigmoid(gate); x, gate [..., V], weight [V] (KDA's output norm and gate).
 Tensor rms_norm_gated(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps);
 
-// Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate tanh(g/beta_gate) sigmoid(g)
-// (SiTU, architecture.md section 6), 0: g sigmoid(g). beta_up > 0: lin(u) = beta_up tanh(u/beta_up), 0: u.
+// Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate
+// tanh(g/beta_gate) sigmoid(g) (SiTU, architecture.md section 6), 0: g sigmoid(g). beta_up > 0: lin(u) =
+// beta_up tanh(u/beta_up), 0: u.
 Tensor glu(const Tensor& g, const Tensor& u, double beta_gate, double beta_up);
 
-// Attention Residuals mix (architecture.md section 4.2): sources S tensors [T, D]; score_s = sum_c norm_weight_c query_c v_sc
-// rsqrt(mean v_s^2 + eps); returns sum_s softmax(score)_s v_s [T, D]. Everything in fp32 inside.
-Tensor attn_res_mix(const std::vector<Tensor>& sources, const Tensor& norm_weight, const Tensor& query, double eps);
+// Attention Residuals mix (architecture.md section 4.2): sources S tensors [T, D]; score_s = sum_c
+// norm_weight_c query_c v_sc rsqrt(mean v_s^2 + eps); returns sum_s softmax(score)_s v_s [T, D]. Everything
+// in fp32 inside.
+Tensor attn_res_mix(const std::vector<Tensor>& sources, const Tensor& norm_weight, const Tensor& query,
+                    double eps);
 
-// Router: scores s = sigmoid(logits), logits [T, E] fp32; experts = top-k of s + bias (bias [E] fp32, no gradient; ties to the
-// lower index); weights p_i = s_i / (sum of the k chosen s + 1e-20) if renormalize (and k > 1), times scale.
-// groups > 1: group-limited choice as architecture.md section 5. Returns experts [T, k] int32 (best first), weights [T, k] fp32
-// (differentiable in logits), scores [T, E] fp32 (detached), cutoff [T] fp32: the (k+1)-th biased score (-inf if k = E).
-std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize,
-                                                      double scale, int64_t groups, int64_t topk_groups);
+// Router: scores s = sigmoid(logits), logits [T, E] fp32; experts = top-k of s + bias (bias [E] fp32, no
+// gradient; ties to the lower index); weights p_i = s_i / (sum of the k chosen s + 1e-20) if renormalize (and
+// k > 1), times scale. groups > 1: group-limited choice as architecture.md section 5. Returns experts [T, k]
+// int32 (best first), weights [T, k] fp32 (differentiable in logits), scores [T, E] fp32 (detached), cutoff
+// [T] fp32: the (k+1)-th biased score (-inf if k = E).
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k,
+                                                      bool renormalize, double scale, int64_t groups,
+                                                      int64_t topk_groups);
 
-// Dropless routed experts: u_t = sum_i weights_ti W2_e (glu(W1_e z_t, W3_e z_t)), e = experts_ti. z [T, L], w1, w3 [E, I, L],
-// w2 [E, L, I]. Returns u [T, L] in z's dtype. Gradients for z, weights, w1, w3, w2.
-Tensor moe_experts(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1, const Tensor& w3,
-                   const Tensor& w2, double beta_gate, double beta_up);
+// Dropless routed experts: u_t = sum_i weights_ti W2_e (glu(W1_e z_t, W3_e z_t)), e = experts_ti. z [T, L],
+// w1, w3 [E, I, L], w2 [E, L, I]. Returns u [T, L] in z's dtype. Gradients for z, weights, w1, w3, w2.
+Tensor moe_experts(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
+                   const Tensor& w3, const Tensor& w2, double beta_gate, double beta_up);
 
-// Quantile Balancing statistics (architecture.md section 7): adds the histogram of required bias r = cutoff_t - s_tj over
-// `counts.size(1)` uniform bins of [range_min, range_max] to counts [E, B] int64, in place; values outside count in the end bins.
-void qb_histogram(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max, Tensor& counts);
+// Quantile Balancing statistics (architecture.md section 7): adds the histogram of required bias r = cutoff_t
+// - s_tj over `counts.size(1)` uniform bins of [range_min, range_max] to counts [E, B] int64, in place;
+// values outside count in the end bins.
+void qb_histogram(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
+                  Tensor& counts);
 
-// Causal attention over packed sequences. q [Tq, H, Dk], k [Tk, H, Dk], v [Tk, H, Dv]; cu_q, cu_k int64 [N+1] on the CPU. Sequence n has
-// cu_k length >= cu_q length; its queries are the last ones (bottom-right causal). window > 0: a query sees itself and the window-1 keys before it.
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k, double scale,
-                 int64_t window);
+// Causal attention over packed sequences. q [Tq, H, Dk], k [Tk, H, Dk], v [Tk, H, Dv]; cu_q, cu_k int64 [N+1]
+// on the CPU. Sequence n has cu_k length >= cu_q length; its queries are the last ones (bottom-right causal).
+// window > 0: a query sees itself and the window-1 keys before it.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+                 double scale, int64_t window);
 
-// Chunked cross-entropy that never holds all logits. x [T, D], head [V, D], targets [T] int64 (-100 = ignored), weights [T] fp32.
-// Returns (sum_t weights_t nll_t, nll [T] fp32 detached, 0 where ignored).
+// Chunked cross-entropy that never holds all logits. x [T, D], head [V, D], targets [T] int64 (-100 =
+// ignored), weights [T] fp32. Returns (sum_t weights_t nll_t, nll [T] fp32 detached, 0 where ignored).
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& head, const Tensor& targets,
                                                 const Tensor& weights);
 

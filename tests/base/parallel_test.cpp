@@ -24,11 +24,15 @@ TEST(ParallelFor, CoversEveryIndexOnce) {
 
 TEST(ParallelFor, RethrowsAndNests) {
   set_num_threads(4);
-  EXPECT_THROW(parallel_for(0, 100, 1, [](int64_t begin, int64_t) { if (begin > 0) throw std::runtime_error("x"); }),
+  EXPECT_THROW(parallel_for(0, 100, 1,
+                            [](int64_t begin, int64_t) {
+                              if (begin > 0) throw std::runtime_error("x");
+                            }),
                std::runtime_error);
   std::atomic<int> sum{0};
   parallel_for(0, 8, 1, [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i) parallel_for(0, 8, 1, [&](int64_t b2, int64_t e2) { sum += static_cast<int>(e2 - b2); });
+    for (int64_t i = b; i < e; ++i)
+      parallel_for(0, 8, 1, [&](int64_t b2, int64_t e2) { sum += static_cast<int>(e2 - b2); });
   });
   EXPECT_EQ(sum.load(), 64);
 }
