@@ -9,6 +9,11 @@ function(godwit_use_pch target)
     target_include_directories(godwit_pch PRIVATE ${CMAKE_SOURCE_DIR})
     target_precompile_headers(godwit_pch PRIVATE <torch/torch.h>)
   endif()
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL EXECUTABLE)  # -fPIE would not match the precompiled header's -fPIC
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
   target_precompile_headers(${target} REUSE_FROM godwit_pch)
 endfunction()
 

@@ -1,0 +1,153 @@
+// attention: one scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of
+// queries where a mask is needed, so that no [T, T] matrix is ever held:
+//   whole sequence, no window      is_causal, no mask
+//   one query                      no mask: it sees every key in its window
+//   queries after cached keys      blocks of kBlock queries, mask [kBlock, keys up to the block's end]
+//   window                         blocks of queries over the band of keys they can see: linear in T
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "godwit/ops/arguments.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit::ops {
+namespace {
+
+constexpr const char* kOp = "attention";
+constexpr int64_t kBlock = 256;
+
+void check_offsets(const Argument& cu, int64_t total) {
+  check_type(cu, at::kLong);
+  TORCH_CHECK(cu.tensor.device().is_cpu() && cu.tensor.dim() == 1 && cu.tensor.numel() >= 1, kOp, ": ",
+              cu.name, ": expected int64 [N+1] on the CPU, got ", cu.tensor.sizes(), " on ",
+              cu.tensor.device());
+  const Tensor offsets = cu.tensor.contiguous();
+  const auto* at = offsets.const_data_ptr<int64_t>();
+  const int64_t n = offsets.numel();
+  TORCH_CHECK(at[0] == 0 && at[n - 1] == total, kOp, ": ", cu.name, ": expected offsets from 0 to ", total,
+              ", got ", at[0], " to ", at[n - 1]);
+  for (int64_t i = 1; i < n; ++i) {
+    TORCH_CHECK(at[i] >= at[i - 1], kOp, ": ", cu.name, ": expected ascending offsets, got ", at[i - 1],
+                " before ", at[i], " at ", i);
+  }
+}
+
+void check_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                     const Tensor& cu_k, int64_t window) {
+  const Argument q_arg{kOp, "q", q};
+  check_float(q_arg, 3);
+  check_float({kOp, "k", k}, 3);
+  check_float({kOp, "v", v}, 3);
+  check_shape({kOp, "k", k}, {k.size(0), q.size(1), q.size(2)});
+  check_shape({kOp, "v", v}, {k.size(0), q.size(1), v.size(2)});
+  check_like({kOp, "k", k}, q_arg);
+  check_like({kOp, "v", v}, q_arg);
+  check_offsets({kOp, "cu_q", cu_q}, q.size(0));
+  check_offsets({kOp, "cu_k", cu_k}, k.size(0));
+  check_shape({kOp, "cu_k", cu_k}, cu_q.sizes());
+  TORCH_CHECK(window >= 0, kOp, ": window: expected 0 (none) or positive, got ", window);
+}
+
+// One sequence, heads first: q [1, H, Tq, Dk], k [1, H, Tk, Dk], v [1, H, Tk, Dv].
+struct Sequence {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  double scale;
+  int64_t window;
+  [[nodiscard]] int64_t queries() const { return q.size(2); }
+  [[nodiscard]] int64_t keys() const { return k.size(2); }
+};
+
+// Queries [from, to) of the sequence over the keys they can see.
+Tensor query_block(const Sequence& s, int64_t from, int64_t to) {
+  const int64_t past = s.keys() - s.queries();  // keys before the first query
+  const int64_t key_end = past + to;
+  const int64_t key_begin = s.window > 0 ? std::max<int64_t>(0, past + from - s.window + 1) : 0;
+  const Tensor q = s.q.narrow(2, from, to - from);
+  const Tensor k = s.k.narrow(2, key_begin, key_end - key_begin);
+  const Tensor v = s.v.narrow(2, key_begin, key_end - key_begin);
+  std::optional<Tensor> visible;
+  if (to - from > 1) {
+    const auto index = q.options().dtype(at::kLong);
+    const Tensor behind = at::arange(past + from, past + to, index).unsqueeze(1) -
+                          at::arange(key_begin, key_end, index).unsqueeze(0);
+    visible = behind >= 0;
+    if (s.window > 0) visible = visible->logical_and(behind < s.window);
+  }
+  return at::scaled_dot_product_attention(q, k, v, visible, /*dropout_p=*/0.0, /*is_causal=*/false, s.scale);
+}
+
+// [1, H, Tq, Dv]
+Tensor one_sequence(const Sequence& s) {
+  const bool windowed = s.window > 0 && s.window < s.keys();
+  if (s.queries() == s.keys() && !windowed) {
+    return at::scaled_dot_product_attention(s.q, s.k, s.v, {}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                            s.scale);
+  }
+  const int64_t block = windowed ? std::max(kBlock, std::min<int64_t>(s.window, 4 * kBlock)) : kBlock;
+  std::vector<Tensor> out;
+  for (int64_t from = 0; from < s.queries(); from += block) {
+    out.push_back(query_block(s, from, std::min(s.queries(), from + block)));
+  }
+  return out.size() == 1 ? out[0] : at::cat(out, 2);
+}
+
+Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                           const Tensor& cu_k, double scale, int64_t window) {
+  check_arguments(q, k, v, cu_q, cu_k, window);
+  const Tensor starts_q = cu_q.contiguous(), starts_k = cu_k.contiguous();
+  const auto* at_q = starts_q.const_data_ptr<int64_t>();
+  const auto* at_k = starts_k.const_data_ptr<int64_t>();
+  // The CPU's flash kernel wants one width for keys and values: zeros are appended and cut off again.
+  const int64_t pad = q.is_cpu() && v.size(2) < q.size(2) ? q.size(2) - v.size(2) : 0;
+  const Tensor values = pad > 0 ? at::constant_pad_nd(v, {0, pad}) : v;
+  const auto heads_first = [](const Tensor& x, int64_t begin, int64_t end) {
+    return x.narrow(0, begin, end - begin).transpose(0, 1).unsqueeze(0);
+  };
+  std::vector<Tensor> out;
+  for (int64_t n = 0; n + 1 < cu_q.numel(); ++n) {
+    const int64_t queries = at_q[n + 1] - at_q[n], keys = at_k[n + 1] - at_k[n];
+    TORCH_CHECK(keys >= queries, kOp, ": cu_k: sequence ", n, ": expected at least its ", queries,
+                " queries in keys, got ", keys);
+    if (queries == 0) continue;
+    const Tensor o = one_sequence({.q = heads_first(q, at_q[n], at_q[n + 1]),
+                                   .k = heads_first(k, at_k[n], at_k[n + 1]),
+                                   .v = heads_first(values, at_k[n], at_k[n + 1]),
+                                   .scale = scale,
+                                   .window = window});
+    out.push_back(o.squeeze(0).narrow(2, 0, v.size(2)).transpose(0, 1));
+  }
+  if (out.empty()) return q.narrow(2, 0, 0).sum(2, true).expand({0, q.size(1), v.size(2)}).contiguous();
+  return out.size() == 1 ? out[0].contiguous() : at::cat(out);
+}
+
+TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float scale, int window) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
+  m.impl("attention", attention_composite);
+}
+Tensor attention_meta(const Tensor& q, const Tensor& /*k*/, const Tensor& v, const Tensor& /*cu_q*/,
+                      const Tensor& /*cu_k*/, double /*scale*/, int64_t /*window*/) {
+  return at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("attention", attention_meta);
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+                 double scale, int64_t window) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("godwit::attention", "")
+                             .typed<decltype(attention_composite)>();
+  return op.call(q, k, v, cu_q, cu_k, scale, window);
+}
+
+}  // namespace godwit::ops

@@ -1,0 +1,155 @@
+// linear_cross_entropy: the logits of a few rows at a time. Where a gradient is wanted, the forward also
+// takes the gradients of x and head from the same logits (they are proportional to the gradient of the scalar
+// loss, so the backward is one multiplication): the logits are computed once and never all held.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "godwit/ops/arguments.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit::ops {
+namespace {
+
+constexpr const char* kOp = "linear_cross_entropy";
+constexpr int64_t kIgnored = -100;
+
+void check_arguments(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights) {
+  const Argument x_arg{kOp, "x", x};
+  check_float(x_arg, 2);
+  check_float({kOp, "head", head}, 2);
+  check_like({kOp, "head", head}, x_arg);
+  check_shape({kOp, "head", head}, {head.size(0), x.size(1)});
+  check_type({kOp, "targets", targets}, at::kLong);
+  check_shape({kOp, "targets", targets}, {x.size(0)});
+  check_device({kOp, "targets", targets}, x_arg);
+  check_float({kOp, "weights", weights}, 1);
+  check_shape({kOp, "weights", weights}, {x.size(0)});
+  check_device({kOp, "weights", weights}, x_arg);
+  if (targets.is_cpu() && targets.numel() > 0) {
+    const Tensor bad = targets.ne(kIgnored).logical_and(targets.lt(0).logical_or(targets.ge(head.size(0))));
+    TORCH_CHECK(!bad.any().item<bool>(), kOp, ": targets: expected ", kIgnored, " or 0 to ", head.size(0) - 1,
+                ", got ", targets.index({bad})[0].item<int64_t>());
+  }
+}
+
+// Rows of logits held at once: about 32 M values on the CPU, 256 M on a GPU.
+int64_t chunk_rows(const Tensor& x, int64_t vocabulary) {
+  const int64_t values = x.is_cpu() ? int64_t{1} << 25 : int64_t{1} << 28;
+  return std::clamp<int64_t>(values / std::max<int64_t>(1, vocabulary), 64, x.is_cpu() ? 1024 : 8192);
+}
+
+// a b with sums and result in the work type: on a GPU from half-precision inputs, elsewhere converted first.
+Tensor product(const Tensor& a, const Tensor& b, at::ScalarType work) {
+  if (a.is_cuda() && at::isReducedFloatingType(a.scalar_type())) return at::mm(a, b, work);
+  return at::mm(a.to(work), b.to(work));
+}
+
+struct Losses {
+  Tensor loss;  // scalar
+  Tensor nll;   // [T]
+  Tensor d_x;   // [T, D] and [V, D], for a unit gradient of the loss; undefined where not wanted
+  Tensor d_head;
+};
+
+Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights, bool want_x,
+              bool want_head) {
+  const auto work = work_type(x);
+  const int64_t tokens = x.size(0), rows = chunk_rows(x, head.size(0));
+  // Converted once, not once a chunk.
+  const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type());
+  const Tensor matrix = as_is ? head : head.to(work);
+  const Tensor ignored = targets.eq(kIgnored);
+  const Tensor index = targets.masked_fill(ignored, 0).unsqueeze(1);
+  const Tensor weight = weights.to(work).masked_fill(ignored, 0);
+  Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
+  if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
+  if (want_head) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
+  for (int64_t from = 0; from < tokens; from += rows) {
+    const int64_t n = std::min(rows, tokens - from);
+    const Tensor x_part = x.narrow(0, from, n);
+    const Tensor index_part = index.narrow(0, from, n);
+    Tensor logp = at::log_softmax(product(x_part, matrix.t(), work), -1);
+    out.nll.narrow(0, from, n).copy_(logp.gather(1, index_part).squeeze(1)).neg_();
+    if (!want_x && !want_head) continue;
+    // d logits = weight (softmax - one-hot)
+    Tensor d_logits = logp.exp_();
+    d_logits.scatter_add_(1, index_part, at::full({n, 1}, -1.0, d_logits.options()));
+    d_logits.mul_(weight.narrow(0, from, n).unsqueeze(1));
+    if (as_is) d_logits = d_logits.to(x.scalar_type());
+    if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
+    if (want_head) out.d_head.add_(product(d_logits.t(), x_part, work));
+  }
+  out.nll.masked_fill_(ignored, 0);
+  out.loss = (out.nll * weight).sum();
+  return out;
+}
+
+class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
+                                                const Tensor& head, const Tensor& targets,
+                                                const Tensor& weights) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Losses r = losses(x, head, targets, weights, x.requires_grad(), head.requires_grad());
+    ctx->save_for_backward({r.d_x, r.d_head, weights.requires_grad() ? r.nll : Tensor()});
+    ctx->saved_data["x_type"] = x.scalar_type();
+    ctx->saved_data["weight_type"] = weights.scalar_type();
+    ctx->mark_non_differentiable({r.nll});
+    return {r.loss, r.nll};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto scaled = [&](const Tensor& d, const char* type) {
+      return d.defined() ? (d * grads[0]).to(ctx->saved_data[type].toScalarType()) : Tensor();
+    };
+    return {scaled(saved[0], "x_type"), scaled(saved[1], "x_type"), Tensor(),
+            scaled(saved[2], "weight_type")};
+  }
+};
+
+std::tuple<Tensor, Tensor> cross_entropy_composite(const Tensor& x, const Tensor& head, const Tensor& targets,
+                                                   const Tensor& weights) {
+  check_arguments(x, head, targets, weights);
+  const bool wanted = x.requires_grad() || head.requires_grad() || weights.requires_grad();
+  if (at::GradMode::is_enabled() && wanted) {
+    const auto out = CrossEntropy::apply(x, head, targets, weights);
+    return {out[0], out[1]};
+  }
+  const Losses r = losses(x, head, targets, weights, /*want_x=*/false, /*want_head=*/false);
+  return {r.loss, r.nll};
+}
+
+std::tuple<Tensor, Tensor> cross_entropy_meta(const Tensor& x, const Tensor& /*head*/,
+                                              const Tensor& /*targets*/, const Tensor& /*weights*/) {
+  const auto options = x.options().dtype(work_type(x));
+  return {at::empty({}, options), at::empty({x.size(0)}, options)};
+}
+
+TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def(
+      "linear_cross_entropy(Tensor x, Tensor head, Tensor targets, Tensor weights) -> (Tensor loss, Tensor "
+      "nll)");
+}
+TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
+  m.impl("linear_cross_entropy", cross_entropy_composite);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("linear_cross_entropy", cross_entropy_meta);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& head, const Tensor& targets,
+                                                const Tensor& weights) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("godwit::linear_cross_entropy", "")
+                             .typed<decltype(cross_entropy_composite)>();
+  return op.call(x, head, targets, weights);
+}
+
+}  // namespace godwit::ops
