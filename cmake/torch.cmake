@@ -22,3 +22,5 @@ add_library(godwit_torch INTERFACE)
 target_include_directories(godwit_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 target_compile_options(godwit_torch INTERFACE ${torch_flags})
 target_link_libraries(godwit_torch INTERFACE ${TORCH_LIBRARIES})
+# The wheel ships its own fmt headers, another version than the system's library, and they come first on the path.
+target_compile_definitions(godwit_torch INTERFACE FMT_HEADER_ONLY)
