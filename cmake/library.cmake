@@ -7,7 +7,7 @@ function(godwit_use_pch target)
     add_library(godwit_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cpp)
     target_link_libraries(godwit_pch PRIVATE godwit_torch)
     target_include_directories(godwit_pch PRIVATE ${CMAKE_SOURCE_DIR})
-    target_precompile_headers(godwit_pch PRIVATE <torch/torch.h>)
+    target_precompile_headers(godwit_pch PRIVATE <ATen/ATen.h>)  # torch/torch.h would cost every file 7 s more
   endif()
   get_target_property(type ${target} TYPE)
   if(type STREQUAL EXECUTABLE)  # -fPIE would not match the precompiled header's -fPIC
@@ -127,11 +127,4 @@ function(godwit_test dir)
   if(dir STREQUAL cli)
     add_dependencies(${target} godwit)
   endif()
-endfunction()
-
-# godwit_bench(name library): bench/<name>_bench.cpp as the program <name>_bench.
-function(godwit_bench name library)
-  add_executable(${name}_bench ${CMAKE_SOURCE_DIR}/bench/${name}_bench.cpp)
-  target_include_directories(${name}_bench PRIVATE ${CMAKE_SOURCE_DIR})
-  target_link_libraries(${name}_bench PRIVATE ${library})
 endfunction()
