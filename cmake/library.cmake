@@ -128,3 +128,10 @@ function(godwit_test dir)
     add_dependencies(${target} godwit)
   endif()
 endfunction()
+
+# godwit_bench(name library): bench/<name>_bench.cpp as the program <name>_bench.
+function(godwit_bench name library)
+  add_executable(${name}_bench ${CMAKE_SOURCE_DIR}/bench/${name}_bench.cpp)
+  target_include_directories(${name}_bench PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name}_bench PRIVATE ${library})
+endfunction()
