@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace godwit {
 
@@ -25,6 +26,7 @@ enum class ParamRole {
 struct ParamInfo {
   std::string name;  // the released checkpoint's name, e.g. "model.layers.3.self_attn.q_b_proj.weight"
   ParamRole role = ParamRole::kMatrix;
+  std::vector<int64_t> shape;
   // kMatrix only: rows of one block for per-head Muon (attention q, k, v projections: rows of one head); 0 =
   // whole.
   int64_t head_rows = 0;

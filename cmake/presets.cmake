@@ -1,0 +1,11 @@
+# Writes OUT, a C++ file with every JSON file of DIR as a raw string literal. Run as a script.
+file(GLOB files ${DIR}/*.json)
+list(SORT files)
+set(body "#include \"godwit/model/presets.h\"\n\nnamespace godwit {\nnamespace {\nconstexpr Preset kPresets[] = {\n")
+foreach(path ${files})
+  get_filename_component(name ${path} NAME_WE)
+  file(READ ${path} text)
+  string(APPEND body "{\"${name}\", R\"json(${text})json\"},\n")
+endforeach()
+string(APPEND body "};\n}  // namespace\nstd::span<const Preset> presets() { return kPresets; }\n}  // namespace godwit\n")
+file(WRITE ${OUT} "${body}")

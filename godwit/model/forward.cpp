@@ -1,0 +1,231 @@
+// The decoder: embedding, layers on an attention-residual stream, final norm.
+#include "godwit/model/forward.h"
+
+#include <torch/torch.h>
+
+#include "godwit/base/check.h"
+#include "godwit/model/layers.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The residual state between decoder layers (arXiv:2603.15031; report eq. 8 to 10).
+// kNone: `partial` is the plain residual. kBlock: `blocks` are the finished block sums (the embedding first),
+// `partial` the live one. kFull: `blocks` are the embedding and every sub-layer's output, `partial` is not
+// used.
+struct Stream {
+  std::vector<Tensor> blocks;
+  Tensor partial;
+
+  std::vector<Tensor> sources() const {
+    std::vector<Tensor> all = blocks;
+    if (partial.defined()) all.push_back(partial);
+    return all;
+  }
+};
+
+// What one decoder layer needs besides the stream. Lives as long as the forward and its backward.
+struct LayerCall {
+  const ModelConfig& config;
+  const LayerWeights& weights;
+  int64_t layer;
+  Tensor cu_seqlens;
+  LayerState* state;
+  ForwardOptions options;
+};
+
+Tensor mix(const ModelConfig& config, const Stream& stream, const Tensor& norm, const Tensor& query) {
+  if (config.attn_res == AttnResKind::kNone) return stream.partial;
+  const std::vector<Tensor> sources = stream.sources();
+  if (sources.size() == 1) return sources[0];
+  return ops::attn_res_mix(sources, norm, query, config.rms_norm_eps);
+}
+
+// Identity on y whose backward also sends gradient 1 to `loss`: adds a loss term from the middle of the
+// network.
+struct AttachLoss : torch::autograd::Function<AttachLoss> {
+  static Tensor forward(AutogradContext*, const Tensor& y, const Tensor&) { return y.view_as(y); }
+  static variable_list backward(AutogradContext*, variable_list grads) {
+    return {grads[0], at::ones({}, grads[0].options().dtype(at::kFloat))};
+  }
+};
+
+Tensor token_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
+  if (call.weights.kda) {
+    return kda_layer(call.config, *call.weights.kda, x, call.cu_seqlens,
+                     call.state ? &call.state->kda : nullptr);
+  }
+  Tensor max_logit;
+  const bool watch = first_run && call.options.on_max_logit;
+  const MlaContext context{.cu_seqlens = call.cu_seqlens,
+                           .cache = call.state ? &call.state->latent : nullptr,
+                           .max_logit = watch ? &max_logit : nullptr,
+                           .qk_limit = call.options.qk_limit};
+  const Tensor out = mla_layer(call.config, *call.weights.mla, x, context);
+  if (max_logit.defined()) call.options.on_max_logit(call.layer, max_logit);
+  return out;
+}
+
+Tensor channel_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
+  if (call.weights.mlp) return mlp_layer(call.config, *call.weights.mlp, x);
+  RouterTrace trace;
+  Tensor out = moe_layer(call.config, *call.weights.moe, x, &trace);
+  trace.layer = call.layer;
+  trace.cu_seqlens = call.cu_seqlens;
+  if (first_run && call.options.on_router) call.options.on_router(trace);
+  if (call.options.router_loss && at::GradMode::is_enabled()) {
+    const Tensor loss = call.options.router_loss(trace);
+    if (loss.defined()) out = AttachLoss::apply(out, loss);
+  }
+  return out;
+}
+
+// One decoder layer. Returns the tensors it adds to the stream: the new partial sum, or (kFull) both
+// sub-layers' outputs.
+std::vector<Tensor> decoder_layer(const LayerCall& call, Stream stream, bool first_run) {
+  const ModelConfig& config = call.config;
+  const LayerWeights& w = call.weights;
+  const Tensor h = mix(config, stream, w.attn_res_norm, w.attn_res_query);
+  const Tensor a = token_mixer(call, ops::rms_norm(h, w.input_norm, config.rms_norm_eps), first_run);
+  if (config.attn_res == AttnResKind::kFull) {
+    stream.blocks.push_back(a);
+  } else if (config.attn_res == AttnResKind::kBlock && call.layer % config.attn_res_block == 0) {
+    stream.blocks.push_back(stream.partial);  // the block that ended, or the embedding
+    stream.partial = a;
+  } else {
+    stream.partial = stream.partial + a;
+  }
+  const Tensor h2 = mix(config, stream, w.mlp_res_norm, w.mlp_res_query);
+  const Tensor m = channel_mixer(call, ops::rms_norm(h2, w.post_norm, config.rms_norm_eps), first_run);
+  if (config.attn_res == AttnResKind::kFull) return {a, m};
+  return {stream.partial + m};
+}
+
+// The stream after layer `layer`, given what decoder_layer returned.
+Stream advance(const ModelConfig& config, int64_t layer, Stream stream, const std::vector<Tensor>& added) {
+  if (config.attn_res == AttnResKind::kFull) {
+    stream.blocks.insert(stream.blocks.end(), added.begin(), added.end());
+    return stream;
+  }
+  if (config.attn_res == AttnResKind::kBlock && layer % config.attn_res_block == 0)
+    stream.blocks.push_back(stream.partial);
+  stream.partial = added[0];
+  return stream;
+}
+
+Stream from_tensors(const ModelConfig& config, std::vector<Tensor> tensors) {
+  Stream stream;
+  if (config.attn_res != AttnResKind::kFull) {
+    stream.partial = tensors.back();
+    tensors.pop_back();
+  }
+  stream.blocks = std::move(tensors);
+  return stream;
+}
+
+// Runs a decoder layer without a graph and again, with one, in the backward (Chen et al., arXiv:1604.06174).
+struct Recompute : torch::autograd::Function<Recompute> {
+  static variable_list forward(AutogradContext* ctx, const std::shared_ptr<LayerCall>& call,
+                               const std::vector<Tensor>& inputs) {
+    ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
+    ctx->save_for_backward(inputs);
+    const at::NoGradGuard no_grad;
+    return decoder_layer(*call, from_tensors(call->config, inputs), /*first_run=*/true);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto holder = ctx->saved_data["call"].toCapsule();
+    const LayerCall& call = *static_cast<Holder*>(holder.get())->call;
+    std::vector<Tensor> inputs;
+    for (const Tensor& saved : ctx->get_saved_variables())
+      inputs.push_back(saved.detach().requires_grad_(saved.is_floating_point()));
+    variable_list outputs;
+    {
+      const at::AutoGradMode grad_mode(true);
+      outputs = decoder_layer(call, from_tensors(call.config, inputs), /*first_run=*/false);
+    }
+    torch::autograd::backward(outputs, grads);
+    variable_list result = {Tensor()};
+    for (const Tensor& input : inputs) result.push_back(input.grad());
+    return result;
+  }
+
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(std::shared_ptr<LayerCall> c) : call(std::move(c)) {}
+    std::shared_ptr<LayerCall> call;
+  };
+};
+
+void check_inputs(const ModelConfig& config, const PackedBatch& batch, const ModelState* state) {
+  check(batch.ids.dim() == 1 && batch.ids.scalar_type() == at::kLong, "forward: ids must be [T] int64");
+  check(batch.cu_seqlens.dim() == 1 && batch.cu_seqlens.device().is_cpu() &&
+            batch.cu_seqlens.scalar_type() == at::kLong,
+        "forward: cu_seqlens must be [N+1] int64 on the CPU");
+  if (batch.ids.numel() > 0) {
+    const auto [low, high] = at::aminmax(batch.ids);
+    check(low.item<int64_t>() >= 0 && high.item<int64_t>() < config.vocab_size,
+          "forward: token ids must lie in [0, {}), found {} to {}", config.vocab_size, low.item<int64_t>(),
+          high.item<int64_t>());
+  }
+  if (!state) return;
+  check(!at::GradMode::is_enabled(), "forward: a state cannot be used with gradients");
+  check(state->sequences() == batch.cu_seqlens.numel() - 1,
+        "forward: the state has {} sequences, the batch {}", state->sequences(),
+        batch.cu_seqlens.numel() - 1);
+}
+
+}  // namespace
+
+Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                      ModelState* state, const ForwardOptions& options) {
+  check_inputs(config, batch, state);
+  Stream stream;
+  const Tensor embedded = at::embedding(weights.embed, batch.ids);
+  if (config.attn_res == AttnResKind::kFull)
+    stream.blocks = {embedded};
+  else
+    stream.partial = embedded;
+  const bool recompute = options.recompute && at::GradMode::is_enabled();
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto call = std::make_shared<LayerCall>(LayerCall{.config = config,
+                                                            .weights = weights.layers[layer],
+                                                            .layer = layer,
+                                                            .cu_seqlens = batch.cu_seqlens,
+                                                            .state = state ? &state->layers[layer] : nullptr,
+                                                            .options = options});
+    const std::vector<Tensor> added = recompute ? Recompute::apply(call, stream.sources())
+                                                : decoder_layer(*call, stream, /*first_run=*/true);
+    stream = advance(config, layer, std::move(stream), added);
+    if (options.on_layer) options.on_layer(layer, added.back().detach());
+  }
+  if (state) {
+    const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
+    for (int64_t n = 0; n < state->sequences(); ++n) state->lengths[n] += cu[n + 1] - cu[n];
+  }
+  const Tensor h = mix(config, stream, weights.out_res_norm, weights.out_res_query);
+  return ops::rms_norm(h, weights.norm, config.rms_norm_eps);
+}
+
+const Tensor& head_weight(const ModelConfig& config, const ModelWeights& weights) {
+  return config.tie_embeddings ? weights.embed : weights.lm_head;
+}
+
+Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                      ModelState* state) {
+  return at::linear(forward_hidden(config, weights, batch, state), head_weight(config, weights))
+      .to(at::kFloat);
+}
+
+Tensor make_cu_seqlens(const std::vector<int64_t>& lengths) {
+  Tensor cu = at::zeros({static_cast<int64_t>(lengths.size()) + 1}, at::kLong);
+  auto* out = cu.data_ptr<int64_t>();
+  for (size_t n = 0; n < lengths.size(); ++n) out[n + 1] = out[n] + lengths[n];
+  return cu;
+}
+
+}  // namespace godwit

@@ -1,0 +1,65 @@
+// The model: one function over config, weights, a packed batch and, for inference, a state. Training,
+// evaluation, rollouts and serving all call it. Kimi K3 report (arXiv:2607.24653) sections 2.1 to 2.3.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "godwit/model/config.h"
+#include "godwit/model/state.h"
+#include "godwit/model/weights.h"
+
+namespace godwit {
+
+// N sequences (documents) one after another. Nothing crosses a boundary.
+struct PackedBatch {
+  at::Tensor ids;         // [T] int64 on the model's device
+  at::Tensor cu_seqlens;  // [N+1] int64 on the CPU
+};
+
+// What the router of one MoE layer decided.
+struct RouterTrace {
+  int64_t layer = 0;      // decoder layer
+  at::Tensor logits;      // [T, E] fp32, with gradient while training
+  at::Tensor experts;     // [T, k] int32
+  at::Tensor weights;     // [T, k] fp32
+  at::Tensor scores;      // [T, E] fp32
+  at::Tensor cutoff;      // [T] fp32, the (k+1)-th biased score
+  at::Tensor cu_seqlens;  // [N+1]
+};
+
+struct ForwardOptions {
+  bool recompute = false;  // training: keep only each layer's inputs and run it again in the backward
+  // Called once per MoE layer and forward, not on recomputation. May keep the detached tensors.
+  std::function<void(const RouterTrace&)> on_router;
+  // A scalar loss term of this layer's routing, added to the training loss through the layer's output; called
+  // on recomputation too.
+  std::function<at::Tensor(const RouterTrace&)> router_loss;
+  // Called once per MLA layer with the largest attention logit of each head [H], for QK-Clip. Heads whose
+  // Cauchy-Schwarz bound lies below qk_limit report that bound, so that the exact maximum is computed only
+  // where it can matter.
+  std::function<void(int64_t layer, const at::Tensor& max_logit_H)> on_max_logit;
+  double qk_limit = 100.0;
+  // Called with the residual stream after each decoder layer (detached), for activation norms by depth.
+  std::function<void(int64_t layer, const at::Tensor& stream)> on_layer;
+};
+
+// Final hidden states [T, D] after the last norm; logits = linear(hidden, head_weight()). With a state the
+// sequences go on from it (state sequence n is batch sequence n) and it is advanced; without one they start
+// empty. A state and gradients exclude each other. Throws Error when a token id lies outside the vocabulary
+// or the state does not fit the batch.
+at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                          ModelState* state = nullptr, const ForwardOptions& options = {});
+
+// [V, D]: lm_head, or the embedding where they are tied.
+const at::Tensor& head_weight(const ModelConfig& config, const ModelWeights& weights);
+
+// logits [T, V] fp32.
+at::Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                          ModelState* state = nullptr);
+
+// A packed batch from lengths: cu_seqlens [N+1] on the CPU.
+at::Tensor make_cu_seqlens(const std::vector<int64_t>& lengths);
+
+}  // namespace godwit
