@@ -10,7 +10,7 @@ namespace {
 using at::Tensor;
 
 std::tuple<Tensor, Tensor> convolve(const Tensor& x, const Tensor& weight, const Tensor& state,
-                                   const Tensor& cu_seqlens) {
+                                    const Tensor& cu_seqlens) {
   const std::optional<Tensor> initial = state.defined() ? std::optional<Tensor>(state) : std::nullopt;
   return ops::short_conv(x, weight, initial, cu_seqlens);
 }

@@ -1,5 +1,5 @@
-// Every tolerance of the tests, relative to the largest entry of the expected tensor (see close()), with its reason.
-// They are not raised to pass.
+// Every tolerance of the tests, relative to the largest entry of the expected tensor (see close()), with its
+// reason. They are not raised to pass.
 #pragma once
 
 namespace godwit::test {

@@ -1,0 +1,109 @@
+// The subcommands: one struct of arguments and one function each. main.cpp alone knows the argument parser. A
+// function returns the exit code, or throws Error for exit code 1.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace godwit::cli {
+
+struct DeviceArgs {
+  std::string device = "cpu";  // cpu or cuda
+  int threads = 0;             // 0: one a core
+};
+
+struct PlanArgs {
+  std::string model;
+  int64_t context = 8192;
+  int64_t gpus = 0;
+  int64_t tokens = 0;
+  bool json = false;
+};
+int run_plan(const PlanArgs& args);
+
+struct TokenizerTrainArgs {
+  std::vector<std::string> inputs;
+  std::string out;
+  int64_t vocab_size = 4096;
+};
+int run_tokenizer_train(const TokenizerTrainArgs& args);
+
+struct TokenizerUseArgs {
+  std::string tokenizer;
+  std::optional<std::string> text;  // encode: the text; none reads stdin
+  std::string ids;                  // decode: a JSON list; empty reads stdin
+  bool specials = false;            // encode: special tokens in the text count as such
+};
+int run_tokenizer_encode(const TokenizerUseArgs& args);
+int run_tokenizer_decode(const TokenizerUseArgs& args);
+
+struct DataPackArgs {
+  std::vector<std::string> inputs;
+  std::string out;
+  std::string tokenizer;
+  double holdout = 0.0;
+};
+int run_data_pack(const DataPackArgs& args);
+
+struct TrainArgs {
+  std::string recipe;
+  std::vector<std::string> overrides;  // key=value
+  bool resume = false;
+  DeviceArgs device;
+};
+int run_train(const TrainArgs& args);
+
+struct EvalArgs {
+  std::string task;  // ppl, mqar or niah
+  std::string model;
+  std::string data;        // ppl: a packed dataset or a text file
+  int64_t context = 2048;  // ppl: window; niah: longest length
+  int64_t max_tokens = 0;  // ppl: 0 = all
+  int64_t samples = 64;    // mqar, niah
+  uint64_t seed = 0;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_eval(const EvalArgs& args);
+
+struct GenerateArgs {
+  std::string model;
+  std::string prompt;
+  std::vector<std::string> images;
+  int64_t max_tokens = 128;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_generate(const GenerateArgs& args);
+int run_chat(const GenerateArgs& args);
+
+struct LogitsArgs {
+  std::string model;
+  std::string tokens;          // a JSON file: list of ids
+  std::string out;             // .safetensors
+  std::vector<int64_t> split;  // pieces to feed; empty = at once
+  std::string dtype = "f32";
+  DeviceArgs device;
+};
+int run_logits(const LogitsArgs& args);
+
+struct InspectArgs {
+  std::string path;
+  bool json = false;
+};
+int run_inspect(const InspectArgs& args);
+
+struct BenchArgs {
+  std::string what;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_bench(const BenchArgs& args);
+
+}  // namespace godwit::cli

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Sets up, builds everything and runs all tests.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh --tests
+scripts/check_style.sh
+scripts/build.sh
+ctest --test-dir build --output-on-failure
