@@ -1,6 +1,6 @@
 #include "godwit/model/checkpoint.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <map>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,9 @@
 // The decoder: embedding, layers on an attention-residual stream, final norm.
 #include "godwit/model/forward.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "godwit/base/check.h"
 #include "godwit/model/layers.h"
@@ -155,7 +157,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     return result;
   }
 
-  struct Holder : torch::CustomClassHolder {
+  struct Holder : c10::intrusive_ptr_target {
     explicit Holder(std::shared_ptr<LayerCall> c) : call(std::move(c)) {}
     std::shared_ptr<LayerCall> call;
   };

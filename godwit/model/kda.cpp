@@ -1,5 +1,5 @@
 // Kimi Delta Attention layer. Legend: T tokens, N sequences, H heads, K head width, D model width.
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "godwit/model/layers.h"
 #include "godwit/ops/ops.h"

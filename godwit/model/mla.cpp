@@ -1,6 +1,6 @@
 // Gated multi-head latent attention. Legend: T new tokens, S cached and new tokens, H heads, R latent rank, P
 // positional width ("pe"), C nope width, V value width.
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 #include <limits>

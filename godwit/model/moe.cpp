@@ -1,6 +1,6 @@
 // Dense MLP and Stable LatentMoE. Legend: T tokens, D model width, L latent width, E experts, k experts a
 // token.
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "godwit/model/layers.h"
 #include "godwit/ops/ops.h"

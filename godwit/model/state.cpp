@@ -1,6 +1,6 @@
 #include "godwit/model/state.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "godwit/model/weights.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 

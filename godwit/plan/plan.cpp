@@ -1,6 +1,6 @@
 #include "godwit/plan/plan.h"
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #include "godwit/model/forward.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "godwit/base/check.h"
 #include "godwit/ops/ops.h"
@@ -16,7 +16,7 @@ using at::Tensor;
 using test::close;
 
 PackedBatch random_batch(const ModelConfig& c, const std::vector<int64_t>& lengths, uint64_t seed) {
-  torch::manual_seed(seed);
+  at::manual_seed(seed);
   const Tensor cu = make_cu_seqlens(lengths);
   return {at::randint(c.vocab_size, {cu[-1].item<int64_t>()}, at::kLong), cu};
 }
@@ -24,7 +24,7 @@ PackedBatch random_batch(const ModelConfig& c, const std::vector<int64_t>& lengt
 // Weights with nothing at its neutral start: AttnRes queries and router biases random too.
 ModelWeights random_weights(const ModelConfig& c, at::ScalarType dtype) {
   ModelWeights w = init_weights(c, 3, at::kCPU, dtype);
-  torch::manual_seed(5);
+  at::manual_seed(5);
   for_each_param(c, w, [&](const ParamInfo& info, Tensor& value) {
     if (info.keep_fp32) value = value.to(dtype);
     if (info.role == ParamRole::kQuery) value = at::randn_like(value) * 0.5;
@@ -124,7 +124,7 @@ TEST_P(Variants, GradientsAgreeWithFiniteDifferences) {
   set_requires_grad(c, w, true);
   const PackedBatch batch = random_batch(c, {19, 7}, 5);
   loss_of(c, w, batch).backward();
-  torch::manual_seed(9);
+  at::manual_seed(9);
   for_each_param(c, w, [&](const ParamInfo& info, Tensor& value) {
     if (info.role == ParamRole::kRouterBias) return;
     if (!value.grad().defined()) {  // the first layer's attention mix has one source only
