@@ -1,6 +1,7 @@
 #include "godwit/model/checkpoint.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <map>
 #include <nlohmann/json.hpp>

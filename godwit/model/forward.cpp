@@ -2,6 +2,7 @@
 #include "godwit/model/forward.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -157,7 +158,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     return result;
   }
 
-  struct Holder : c10::intrusive_ptr_target {
+  struct Holder : torch::CustomClassHolder {
     explicit Holder(std::shared_ptr<LayerCall> c) : call(std::move(c)) {}
     std::shared_ptr<LayerCall> call;
   };

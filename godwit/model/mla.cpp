@@ -1,6 +1,7 @@
 // Gated multi-head latent attention. Legend: T new tokens, S cached and new tokens, H heads, R latent rank, P
 // positional width ("pe"), C nope width, V value width.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 #include <limits>

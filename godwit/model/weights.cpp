@@ -1,6 +1,7 @@
 #include "godwit/model/weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "godwit/base/check.h"
 #include "godwit/ops/ops.h"
