@@ -134,11 +134,11 @@ Stream from_tensors(const ModelConfig& config, std::vector<Tensor> tensors) {
 // Runs a decoder layer without a graph and again, with one, in the backward (Chen et al., arXiv:1604.06174).
 struct Recompute : torch::autograd::Function<Recompute> {
   static variable_list forward(AutogradContext* ctx, const std::shared_ptr<LayerCall>& call,
-                               const std::vector<Tensor>& inputs) {
+                               at::TensorList inputs) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
-    ctx->save_for_backward(inputs);
+    ctx->save_for_backward(inputs.vec());
     const at::NoGradGuard no_grad;
-    return decoder_layer(*call, from_tensors(call->config, inputs), /*first_run=*/true);
+    return decoder_layer(*call, from_tensors(call->config, inputs.vec()), /*first_run=*/true);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -201,7 +201,8 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
                                                             .cu_seqlens = batch.cu_seqlens,
                                                             .state = state ? &state->layers[layer] : nullptr,
                                                             .options = options});
-    const std::vector<Tensor> added = recompute ? Recompute::apply(call, stream.sources())
+    const std::vector<Tensor> sources = stream.sources();
+    const std::vector<Tensor> added = recompute ? Recompute::apply(call, at::TensorList(sources))
                                                 : decoder_layer(*call, stream, /*first_run=*/true);
     stream = advance(config, layer, std::move(stream), added);
     if (options.on_layer) options.on_layer(layer, added.back().detach());

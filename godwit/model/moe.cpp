@@ -19,7 +19,8 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
   const MoeConfig& m = config.moe;
   const Tensor z = m.latent > 0 ? at::linear(x, w.down) : x;  // [T, L]
   const Tensor& seen = m.router_input == RouterInput::kLatent ? z : x;
-  const Tensor logits = at::linear(seen.to(at::kFloat), w.router.to(at::kFloat));
+  const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor logits = at::linear(seen.to(type), w.router.to(type));
   const auto [experts, weights, scores, cutoff] = ops::moe_router(
       logits, w.router_bias, m.experts_per_token, m.renormalize, m.scale, m.groups, m.topk_groups);
   Tensor u =
