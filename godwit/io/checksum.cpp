@@ -1,0 +1,47 @@
+#include "godwit/io/checksum.h"
+
+#define XXH_INLINE_ALL  // the header alone is enough: no library to link
+#include <xxhash.h>
+
+#include <charconv>
+
+#include "godwit/base/check.h"
+
+namespace godwit::io {
+
+struct Xxh3::State {
+  XXH3_state_t xxh;  // 64-byte aligned by its own attribute, which new respects
+};
+
+Xxh3::Xxh3() : state_(std::make_unique<State>()) {
+  XXH3_64bits_reset(&state_->xxh);
+}
+Xxh3::~Xxh3() = default;
+void Xxh3::update(Bytes bytes) {
+  XXH3_64bits_update(&state_->xxh, bytes.data(), bytes.size());
+}
+uint64_t Xxh3::digest() const {
+  return XXH3_64bits_digest(&state_->xxh);
+}
+
+uint64_t xxh3(Bytes bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+uint64_t xxh3_file(const fs::path& path) {
+  return xxh3(MappedFile(path).bytes());
+}
+
+std::string hex64(uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+uint64_t parse_hex64(std::string_view text, std::string_view where) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  check(error == std::errc() && end == text.data() + text.size() && text.size() == 16,
+        "{}: expected 16 hexadecimal digits, got '{}'", where, text);
+  return value;
+}
+
+}  // namespace godwit::io

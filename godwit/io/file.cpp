@@ -1,0 +1,249 @@
+#include "godwit/io/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "godwit/base/check.h"
+
+namespace godwit::io {
+namespace {
+
+constexpr size_t kBuffer = 1 << 20;
+constexpr size_t kLargestWrite = 1 << 30;  // one write(2) moves at most 2 GiB - 4 KiB
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
+    if (fd_ < 0) fail("cannot open {}: {}", path.string(), reason(errno));
+  }
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+void sync_descriptor(int fd, const fs::path& path) {
+  // Some file systems cannot sync a directory or a special file; there is nothing more to do on them.
+  if (::fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
+    fail("cannot sync {}: {}", path.string(), reason(errno));
+}
+
+// `dir/` and `dir/.` name the same place as `dir`.
+fs::path without_trailing_slash(fs::path path) {
+  path = path.lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  check(path.has_filename() && path.filename() != "." && path.filename() != "..",
+        "not a name to write to: '{}'", path.string());
+  return path;
+}
+
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+fs::path temporary_beside(const fs::path& path) {
+  static std::atomic<uint64_t> counter{0};
+  return path.string() + fmt::format(".tmp-{}-{}", ::getpid(), counter++);
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path) {
+  const Descriptor file(path, O_RDONLY);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) fail("cannot read {}: {}", path.string(), reason(errno));
+  std::string text(S_ISREG(info.st_mode) ? static_cast<size_t>(info.st_size) + 1 : kBuffer, '\0');
+  size_t size = 0;
+  while (true) {
+    if (size == text.size()) text.resize(text.size() * 2);
+    const ssize_t n = ::read(file.get(), text.data() + size, std::min(text.size() - size, kLargestWrite));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("cannot read {}: {}", path.string(), reason(errno));
+    if (n == 0) break;
+    size += static_cast<size_t>(n);
+  }
+  text.resize(size);
+  return text;
+}
+
+MappedFile::MappedFile(fs::path path, Mode mode) : path_(std::move(path)) {
+  const Descriptor file(path_, O_RDONLY);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) fail("cannot read {}: {}", path_.string(), reason(errno));
+  check(S_ISREG(info.st_mode), "cannot map {}: not a regular file", path_.string());
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ == 0) return;  // mmap refuses a length of zero
+  const int protection = mode == Mode::kCopyOnWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = ::mmap(nullptr, size_, protection, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
+  if (data == MAP_FAILED) fail("cannot map {}: {}", path_.string(), reason(errno));
+  data_ = static_cast<const std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+AtomicFile::AtomicFile(fs::path path) : path_(without_trailing_slash(std::move(path))) {
+  do {  // another host may use the same process id on a shared file system
+    temporary_ = temporary_beside(path_);
+    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
+  if (fd_ < 0) fail("cannot create {}: {}", path_.string(), reason(errno));
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write_raw(uint64_t offset, Bytes bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n =
+        ::pwrite(fd_, bytes.data(), std::min(bytes.size(), kLargestWrite), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("cannot write {}: {} (at byte {})", path_.string(), reason(errno), offset);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  size_ = std::max(size_, offset);
+}
+
+void AtomicFile::flush() {
+  if (buffer_.empty()) return;
+  write_raw(end_ - buffer_.size(), as_bytes(buffer_));
+  buffer_.clear();
+}
+
+void AtomicFile::append(Bytes bytes) {
+  end_ += bytes.size();
+  size_ = std::max(size_, end_);
+  if (buffer_.size() + bytes.size() < kBuffer) {
+    buffer_ += as_text(bytes);
+    return;
+  }
+  const uint64_t begin = end_ - bytes.size();
+  if (!buffer_.empty()) {
+    write_raw(begin - buffer_.size(), as_bytes(buffer_));
+    buffer_.clear();
+  }
+  write_raw(begin, bytes);
+}
+
+void AtomicFile::write_at(uint64_t offset, Bytes bytes) {
+  flush();
+  write_raw(offset, bytes);
+  end_ = std::max(end_, offset + bytes.size());
+}
+
+void AtomicFile::reserve(uint64_t bytes) {
+  if (bytes == 0) return;
+  int error = ::fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error == EOPNOTSUPP || error == ENOSYS)
+    error = ::ftruncate(fd_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error != 0) fail("cannot write {}: {} ({} bytes needed)", path_.string(), reason(error), bytes);
+  size_ = std::max(size_, bytes);
+}
+
+void AtomicFile::commit() {
+  check(fd_ >= 0, "{} is already committed", path_.string());
+  flush();
+  sync_descriptor(fd_, path_);
+  rename_durable(temporary_, path_);
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) fail("cannot write {}: {}", path_.string(), reason(errno));
+}
+
+void write_file_atomic(const fs::path& path, Bytes bytes) {
+  AtomicFile file(path);
+  file.append(bytes);
+  file.commit();
+}
+
+AtomicDirectory::AtomicDirectory(fs::path path, Existing existing)
+    : path_(without_trailing_slash(std::move(path))), existing_(existing) {
+  std::error_code error;
+  if (existing_ == Existing::kRefuse && fs::exists(path_, error)) {
+    check(fs::is_directory(path_, error) && fs::is_empty(path_, error), "{} exists already", path_.string());
+  }
+  make_directories(parent_of(path_));
+  do {
+    temporary_ = temporary_beside(path_);
+    if (::mkdir(temporary_.c_str(), 0777) == 0) return;
+  } while (errno == EEXIST);
+  fail("cannot create {}: {}", path_.string(), reason(errno));
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  std::error_code ignored;
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+}
+
+void AtomicDirectory::commit() {
+  check(!temporary_.empty(), "{} is already committed", path_.string());
+  sync_tree(temporary_);
+  if (existing_ == Existing::kReplace && fs::exists(path_)) {
+    if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
+      sync_directory(
+          parent_of(path_));  // the destructor removes the old content, which now has the temporary name
+      return;
+    }
+    if (errno != EINVAL && errno != ENOSYS) fail("cannot replace {}: {}", path_.string(), reason(errno));
+    const fs::path old = temporary_beside(path_);  // this file system cannot exchange: two renames
+    rename_durable(path_, old);
+    rename_durable(temporary_, path_);
+    temporary_ = old;
+    return;
+  }
+  rename_durable(temporary_, path_);
+  temporary_.clear();
+}
+
+void sync_directory(const fs::path& directory) {
+  const Descriptor descriptor(directory, O_RDONLY | O_DIRECTORY);
+  sync_descriptor(descriptor.get(), directory);
+}
+
+void sync_tree(const fs::path& directory) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (entry.is_symlink()) continue;
+    if (entry.is_directory()) {
+      sync_tree(entry.path());
+    } else if (entry.is_regular_file()) {
+      const Descriptor file(entry.path(), O_RDONLY);
+      sync_descriptor(file.get(), entry.path());
+    }
+  }
+  sync_directory(directory);
+}
+
+void rename_durable(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    fail("cannot rename {} to {}: {}", from.string(), to.string(), reason(errno));
+  sync_directory(parent_of(to));
+}
+
+void make_directories(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) fail("cannot create directory {}: {}", directory.string(), error.message());
+}
+
+}  // namespace godwit::io

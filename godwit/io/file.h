@@ -1,0 +1,114 @@
+// Files: whole reads, memory maps, and writes that appear under their final name complete or not at all.
+// Every error names the path and the system's reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace godwit::io {
+
+namespace fs = std::filesystem;
+using Bytes = std::span<const std::byte>;
+
+inline Bytes as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+inline std::string_view as_text(Bytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// The whole file. Works for pipes and /proc as well.
+std::string read_file(const fs::path& path);
+
+// A file mapped into memory; the bytes stay valid as long as the object. A file that someone truncates while
+// it is mapped raises SIGBUS on access: replace files by rename, as everything here does, and old maps keep
+// the old content.
+class MappedFile {
+ public:
+  // kCopyOnWrite: pages may be written through a const_cast; the change is private to the process and never
+  // reaches the file.
+  enum class Mode { kReadOnly, kCopyOnWrite };
+  explicit MappedFile(fs::path path, Mode mode = Mode::kReadOnly);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  Bytes bytes() const { return {data_, size_}; }
+  uint64_t size() const { return size_; }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Writes NAME.tmp-<pid>-<n> beside the final place. commit() flushes, syncs to disk and renames; without it
+// the destructor removes the temporary file. A killed process leaves at most a *.tmp-* file.
+class AtomicFile {
+ public:
+  explicit AtomicFile(fs::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void append(Bytes bytes);  // at the end, buffered
+  void append(std::string_view text) { append(as_bytes(text)); }
+  void write_at(uint64_t offset, Bytes bytes);
+  void reserve(uint64_t bytes);  // takes the space now, so that a full disk shows before the work is done
+  void commit();
+
+  uint64_t size() const { return size_; }  // one past the last byte written or reserved
+  const fs::path& path() const { return path_; }
+
+ private:
+  void flush();
+  void write_raw(uint64_t offset, Bytes bytes);
+
+  fs::path path_;
+  fs::path temporary_;
+  int fd_ = -1;
+  uint64_t end_ = 0;  // where append goes, buffer included
+  uint64_t size_ = 0;
+  std::string buffer_;
+};
+
+void write_file_atomic(const fs::path& path, Bytes bytes);
+inline void write_file_atomic(const fs::path& path, std::string_view text) {
+  write_file_atomic(path, as_bytes(text));
+}
+
+// A directory that appears complete or not at all: fill temporary(), then commit() syncs every file and
+// renames. Parents are created. An existing non-empty directory of that name is an error, unless `replace`:
+// then the two change places in one step and the old one is removed.
+class AtomicDirectory {
+ public:
+  enum class Existing { kRefuse, kReplace };
+  explicit AtomicDirectory(fs::path path, Existing existing = Existing::kRefuse);
+  ~AtomicDirectory();
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+
+  const fs::path& temporary() const { return temporary_; }
+  const fs::path& path() const { return path_; }
+  void commit();
+
+ private:
+  fs::path path_;
+  fs::path temporary_;
+  Existing existing_;
+};
+
+// Syncs every file and directory below `directory` to disk.
+void sync_tree(const fs::path& directory);
+// Syncs the entries of one directory, so that a rename in it outlives a power cut.
+void sync_directory(const fs::path& directory);
+// rename(2), then syncs the parent. `to` is replaced if it is a file or an empty directory.
+void rename_durable(const fs::path& from, const fs::path& to);
+void make_directories(const fs::path& directory);
+
+}  // namespace godwit::io

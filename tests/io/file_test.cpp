@@ -1,0 +1,189 @@
+#include "godwit/io/file.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "godwit/io/checksum.h"
+#include "tests/support/files.h"
+
+namespace godwit::io {
+namespace {
+
+using testing::expect_error;
+using testing::ScratchDir;
+using testing::SmallDisk;
+
+TEST(AtomicFile, AppearsAtCommitOnly) {
+  const ScratchDir dir;
+  const fs::path path = dir / "a.bin";
+  {
+    AtomicFile file(path);
+    file.append("half");
+    EXPECT_FALSE(fs::exists(path));
+  }
+  EXPECT_EQ(dir.entries(), 0);  // not committed: nothing stays
+  AtomicFile file(path);
+  file.append("whole");
+  file.commit();
+  EXPECT_EQ(read_file(path), "whole");
+  EXPECT_EQ(dir.entries(), 1);
+}
+
+TEST(AtomicFile, PiecesOfEverySizeAndPlace) {
+  const ScratchDir dir;
+  std::string expected;
+  AtomicFile file(dir / "x");
+  for (const size_t size : {0, 1, 4095, 1 << 20, 3, (1 << 20) + 1, 17}) {
+    const std::string piece(size, static_cast<char>('a' + size % 26));
+    file.append(piece);
+    expected += piece;
+    EXPECT_EQ(file.size(), expected.size());
+  }
+  file.write_at(2, as_bytes("HERE"));
+  expected.replace(2, 4, "HERE");
+  file.append("tail");
+  expected += "tail";
+  file.commit();
+  EXPECT_EQ(read_file(dir / "x"), expected);
+}
+
+TEST(AtomicFile, ReplacesWhileAMapKeepsTheOldContent) {
+  const ScratchDir dir;
+  write_file_atomic(dir / "x", std::string_view("old"));
+  const MappedFile map(dir / "x");
+  write_file_atomic(dir / "x", std::string_view("new"));
+  EXPECT_EQ(as_text(map.bytes()), "old");
+  EXPECT_EQ(read_file(dir / "x"), "new");
+}
+
+TEST(AtomicFile, KilledWriterLeavesTheFinalNameAlone) {
+  const ScratchDir dir;
+  write_file_atomic(dir / "x", std::string_view("old"));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicFile file(dir / "x");
+    file.append(std::string(3 << 20, 'n'));
+    ::_exit(0);  // in the middle: no destructor runs
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(read_file(dir / "x"), "old");
+}
+
+TEST(AtomicFile, ErrorsNameThePathAndTheReason) {
+  const ScratchDir dir;
+  expect_error([&] { AtomicFile(dir / "no/such/dir/x"); }, {"no/such/dir/x", "No such file"});
+  expect_error([&] { AtomicFile("/"); }, {"not a name"});
+  expect_error([&] { read_file(dir / "absent"); }, {"absent", "No such file"});
+  expect_error([&] { MappedFile(dir / "absent"); }, {"absent", "No such file"});
+  expect_error([&] { MappedFile(dir.path()); }, {"not a regular file"});
+  expect_error([&] { read_file(dir.path()); }, {dir.path().string(), "directory"});
+}
+
+// In a child, because the limit also binds everything else the process writes.
+TEST(AtomicFile, FailedWriteNamesThePathAndLeavesNothing) {
+  const ScratchDir dir;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1000, 1000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    int code = 1;
+    try {
+      AtomicFile file(dir / "big");
+      file.append(std::string(5000, 'x'));
+      file.commit();
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      const bool named =
+          text.find("/big: ") != std::string::npos && text.find("File too large") != std::string::npos;
+      code = named && !fs::exists(dir / "big") && dir.entries() == 0 ? 0 : 2;
+    }
+    ::_exit(code);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(AtomicFile, FullDiskNamesThePath) {
+  const SmallDisk disk(64);
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small file system needs root";
+  write_file_atomic(disk.path() / "old", std::string_view("kept"));
+  const fs::path path = disk.path() / "new";
+  expect_error([&] { write_file_atomic(path, std::string(1 << 20, 'x')); }, {path.string(), "No space left"});
+  expect_error([&] { AtomicFile(path).reserve(1 << 20); }, {path.string(), "No space left", "1048576"});
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_EQ(read_file(disk.path() / "old"), "kept");
+  write_file_atomic(path, std::string(32 << 10, 'x'));  // the failed attempts gave their space back
+}
+
+TEST(MappedFile, CopyOnWriteNeverReachesTheFile) {
+  const ScratchDir dir;
+  write_file_atomic(dir / "x", std::string_view("abc"));
+  const MappedFile map(dir / "x", MappedFile::Mode::kCopyOnWrite);
+  *const_cast<std::byte*>(map.bytes().data()) = std::byte{'Z'};
+  EXPECT_EQ(as_text(map.bytes()), "Zbc");
+  EXPECT_EQ(read_file(dir / "x"), "abc");
+  write_file_atomic(dir / "empty", std::string_view());
+  EXPECT_EQ(MappedFile(dir / "empty").size(), 0u);
+  EXPECT_EQ(read_file(dir / "empty"), "");
+  EXPECT_FALSE(read_file("/proc/self/status").empty());  // its size is unknown before it is read
+}
+
+TEST(AtomicDirectory, AppearsAtCommitOnly) {
+  const ScratchDir dir;
+  const fs::path path = dir / "parent/run";
+  {
+    const AtomicDirectory made(path);
+    write_file_atomic(made.temporary() / "f", std::string_view("1"));
+    EXPECT_FALSE(fs::exists(path));
+  }
+  EXPECT_TRUE(fs::is_empty(dir / "parent"));
+  AtomicDirectory made(path.string() + "/");
+  fs::create_directory(made.temporary() / "sub");
+  write_file_atomic(made.temporary() / "sub/f", std::string_view("1"));
+  made.commit();
+  EXPECT_EQ(read_file(path / "sub/f"), "1");
+}
+
+TEST(AtomicDirectory, RefusesOrReplacesAnExistingOne) {
+  const ScratchDir dir;
+  fs::create_directory(dir / "d");
+  write_file_atomic(dir / "d/f", std::string_view("old"));
+  expect_error([&] { AtomicDirectory(dir / "d"); }, {"/d exists already"});
+  {
+    AtomicDirectory made(dir / "d", AtomicDirectory::Existing::kReplace);
+    write_file_atomic(made.temporary() / "f", std::string_view("new"));
+    EXPECT_EQ(read_file(dir / "d/f"), "old");
+    made.commit();
+    EXPECT_EQ(read_file(dir / "d/f"), "new");
+  }
+  EXPECT_EQ(dir.entries(), 1);
+  AtomicDirectory fresh(dir / "e", AtomicDirectory::Existing::kReplace);
+  fresh.commit();
+  EXPECT_TRUE(fs::is_directory(dir / "e"));
+}
+
+TEST(Checksum, KnownValuesAndPieces) {
+  EXPECT_EQ(hex64(xxh3(std::string_view())), "2d06800538d394c2");  // XXH3_64bits of nothing, seed 0
+  const std::string text(100'000, 'q');
+  Xxh3 pieces;
+  for (size_t begin = 0; begin < text.size(); begin += 777)
+    pieces.update(as_bytes(std::string_view(text).substr(begin, 777)));
+  EXPECT_EQ(pieces.digest(), xxh3(text));
+  const ScratchDir dir;
+  write_file_atomic(dir / "x", text);
+  EXPECT_EQ(xxh3_file(dir / "x"), xxh3(text));
+  EXPECT_EQ(parse_hex64(hex64(0x0123456789abcdef), "x"), 0x0123456789abcdefu);
+  for (const char* bad : {"", "12", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef"}) {
+    expect_error([&] { parse_hex64(bad, "here"); }, {"here: ", "16 hexadecimal"});
+  }
+}
+
+}  // namespace
+}  // namespace godwit::io
