@@ -137,13 +137,13 @@ ChunkResult chunk_checked(const Tensor& q, const Tensor& k, const Tensor& v, con
   return {o, final_state};
 }
 
-ChunkResult chunk_meta(const Tensor& q, const Tensor&, const Tensor& v, const Tensor&, const Tensor&,
-                       const Tensor&, const Tensor&, double, const optional<Tensor>&,
-                       const Tensor& cu_seqlens) {
+ForwardResult forward_meta(const Tensor& q, const Tensor&, const Tensor& v, const Tensor&, const Tensor&,
+                           const Tensor&, const Tensor&, double, const optional<Tensor>&,
+                           const Tensor& cu_seqlens, bool) {
   const auto state_type = v.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {
-      at::empty(v.sizes(), v.options()),
-      at::empty({cu_seqlens.size(0) - 1, q.size(1), q.size(2), v.size(2)}, v.options().dtype(state_type))};
+  return {at::empty(v.sizes(), v.options()),
+          at::empty({cu_seqlens.size(0) - 1, q.size(1), q.size(2), v.size(2)}, v.options().dtype(state_type)),
+          {}};
 }
 
 ForwardResult forward_composition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
@@ -246,8 +246,8 @@ TORCH_LIBRARY_IMPL(godwit, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("kda_chunk", chunk_meta);
-  m.impl("kda_step", step_meta);
+  m.impl("kda_chunk_fwd", forward_meta);
+  m.impl("kda_step_fwd", step_meta);
 }
 
 }  // namespace godwit::ops

@@ -78,10 +78,7 @@ Tensor rms_norm_gated_checked(const Tensor& x, const Tensor& gate, const Tensor&
   return dispatch(x, gate, weight, eps);
 }
 
-Tensor rms_norm_meta(const Tensor& x, const Tensor&, double) {
-  return at::empty(x.sizes(), x.options());
-}
-Tensor rms_norm_gated_meta(const Tensor& x, const Tensor&, const Tensor&, double) {
+Tensor forward_meta(const Tensor& x, const optional<Tensor>&, const Tensor&, double) {
   return at::empty(x.sizes(), x.options());
 }
 
@@ -137,8 +134,7 @@ TORCH_LIBRARY_IMPL(godwit, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("rms_norm", rms_norm_meta);
-  m.impl("rms_norm_gated", rms_norm_gated_meta);
+  m.impl("rms_norm_fwd", forward_meta);
 }
 
 }  // namespace godwit::ops

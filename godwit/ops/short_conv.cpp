@@ -76,8 +76,8 @@ ForwardResult short_conv_checked(const Tensor& x, const Tensor& weight, const op
   return {out[0], out[1]};
 }
 
-ForwardResult short_conv_meta(const Tensor& x, const Tensor& weight, const optional<Tensor>& initial_state,
-                              const Tensor& cu_seqlens) {
+ForwardResult forward_meta(const Tensor& x, const Tensor& weight, const optional<Tensor>& initial_state,
+                           const Tensor& cu_seqlens) {
   const auto type = initial_state.has_value() ? initial_state->scalar_type() : x.scalar_type();
   return {at::empty(x.sizes(), x.options()),
           at::empty({cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, x.options().dtype(type))};
@@ -131,7 +131,7 @@ TORCH_LIBRARY_IMPL(godwit, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("short_conv", short_conv_meta);
+  m.impl("short_conv_fwd", forward_meta);
 }
 
 }  // namespace godwit::ops
