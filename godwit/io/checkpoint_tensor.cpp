@@ -1,6 +1,7 @@
 #include "godwit/io/checkpoint_tensor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cstdint>
 
