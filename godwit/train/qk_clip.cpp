@@ -1,6 +1,7 @@
 #include "godwit/train/qk_clip.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "godwit/base/check.h"
 
