@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "godwit/base/check.h"
-#include "godwit/train/muon.h"
+#include "godwit/ops/ops.h"
 
 namespace godwit {
 namespace {
@@ -174,7 +174,7 @@ void Optimizer::muon_step(const Batch& batch, double lr) {
       u.copy_(momentum);
     at += piece.count;
   }
-  newton_schulz_(update, options_.ns_steps);
+  ops::newton_schulz_(update, options_.ns_steps);
   at = 0;
   for (const Piece& piece : batch.pieces) {
     Slot& slot = slots_[piece.slot];

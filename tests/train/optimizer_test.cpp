@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "godwit/base/check.h"
-#include "godwit/train/muon.h"
+#include "godwit/ops/ops.h"
 #include "tests/support/compare.h"
 
 namespace godwit {
@@ -77,7 +77,7 @@ TEST(NewtonSchulz, SingularValuesEndNearOne) {
   at::manual_seed(1);
   for (const auto& [r, c] : {std::pair{16, 16}, {16, 40}, {40, 16}, {1, 8}, {8, 1}, {1, 1}}) {
     Tensor batch = randn({3, r, c}, at::kFloat);
-    newton_schulz_(batch, 5);
+    ops::newton_schulz_(batch, 5);
     const Tensor s = at::linalg_svdvals(batch);
     EXPECT_LT(s.max().item<float>(), 1.25f) << r << "x" << c;
     if (r != c) {
@@ -92,12 +92,12 @@ TEST(NewtonSchulz, EachMatrixOfABatchIsItsOwn) {
     const Tensor input = randn({4, r, c});
     input[2].zero_();
     Tensor batch = input.clone();
-    newton_schulz_(batch, 5);
+    ops::newton_schulz_(batch, 5);
     for (int i = 0; i < 4; ++i) EXPECT_TRUE(close(batch[i], reference_orthogonal(input[i], 5), test::kFp64));
     EXPECT_TRUE(bit_equal(batch[2], at::zeros_like(batch[2])));
   }
   Tensor empty = at::zeros({0, 3, 4});
-  newton_schulz_(empty, 5);
+  ops::newton_schulz_(empty, 5);
 }
 
 // ---- steps against the references

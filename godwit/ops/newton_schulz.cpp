@@ -1,0 +1,44 @@
+// Newton-Schulz for Muon: our kernel for many small fp32 matrices on the CPU, batched GEMMs for everything
+// else.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "godwit/kernels/newton_schulz.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit::ops {
+namespace {
+
+void by_bmm(Tensor& batch, int64_t steps) {
+  constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
+  const bool tall = batch.size(1) > batch.size(2);
+  Tensor x = batch / (at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true) + 1e-7);
+  for (int64_t i = 0; i < steps; ++i) {
+    const Tensor gram = tall ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());  // A, of the smaller side
+    const Tensor poly = at::baddbmm(gram, gram, gram, kB, kC);           // b A + c A^2
+    x = tall ? at::baddbmm(x, x, poly, kA, 1) : at::baddbmm(x, poly, x, kA, 1);
+  }
+  batch.copy_(x);
+}
+
+}  // namespace
+
+void newton_schulz_(Tensor& batch, int64_t steps) {
+  TORCH_CHECK(batch.dim() == 3 && steps >= 0,
+              "newton_schulz_: expected a batch [n, r, c] and steps >= 0, got ", batch.sizes(), " and ",
+              steps);
+  if (batch.numel() == 0) return;
+  const bool small = std::min(batch.size(1), batch.size(2)) <= kernels::kNewtonSchulzMaxSide;
+  if (batch.device().is_cpu() && batch.scalar_type() == at::kFloat && batch.is_contiguous() && small) {
+    kernels::newton_schulz_cpu({.batch = batch.data_ptr<float>(),
+                                .n = batch.size(0),
+                                .rows = batch.size(1),
+                                .cols = batch.size(2),
+                                .steps = steps});
+    return;
+  }
+  by_bmm(batch, steps);
+}
+
+}  // namespace godwit::ops
