@@ -65,24 +65,6 @@ fs::path temporary_beside(const fs::path& path) {
 
 }  // namespace
 
-std::string read_file(const fs::path& path) {
-  const Descriptor file(path, O_RDONLY);
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) fail("cannot read {}: {}", path.string(), reason(errno));
-  std::string text(S_ISREG(info.st_mode) ? static_cast<size_t>(info.st_size) + 1 : kBuffer, '\0');
-  size_t size = 0;
-  while (true) {
-    if (size == text.size()) text.resize(text.size() * 2);
-    const ssize_t n = ::read(file.get(), text.data() + size, std::min(text.size() - size, kLargestWrite));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("cannot read {}: {}", path.string(), reason(errno));
-    if (n == 0) break;
-    size += static_cast<size_t>(n);
-  }
-  text.resize(size);
-  return text;
-}
-
 MappedFile::MappedFile(fs::path path, Mode mode) : path_(std::move(path)) {
   const Descriptor file(path_, O_RDONLY);
   struct stat info {};

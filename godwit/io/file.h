@@ -1,5 +1,5 @@
-// Files: whole reads, memory maps, and writes that appear under their final name complete or not at all.
-// Every error names the path and the system's reason.
+// Files: memory maps, and durable writes that appear under their final name complete or not at all. (Small
+// files: base/file.h.) Every error names the path and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "godwit/base/file.h"
 
 namespace godwit::io {
 
@@ -20,9 +22,6 @@ inline Bytes as_bytes(std::string_view text) {
 inline std::string_view as_text(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-
-// The whole file. Works for pipes and /proc as well.
-std::string read_file(const fs::path& path);
 
 // A file mapped into memory; the bytes stay valid as long as the object. A file that someone truncates while
 // it is mapped raises SIGBUS on access: replace files by rename, as everything here does, and old maps keep
