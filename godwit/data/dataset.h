@@ -1,0 +1,59 @@
+// A directory of token shards as one numbered list of documents.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "godwit/data/token_shard.h"
+
+namespace godwit::data {
+
+// Tokens begin .. begin + length of one document.
+struct Segment {
+  uint64_t document;
+  uint64_t begin;
+  uint64_t length;
+};
+
+class TokenDataset {
+ public:
+  // Maps every shard and checks it against the manifest (not the checksums: verify()).
+  explicit TokenDataset(fs::path directory);
+
+  const fs::path& path() const { return directory_; }
+  const Manifest& manifest() const { return manifest_; }
+  uint64_t documents() const { return first_document_.back(); }
+  uint64_t tokens() const { return manifest_.tokens(); }
+  uint64_t text_bytes() const { return manifest_.text_bytes(); }
+  // Differs for different contents; the same wherever the directory lies.
+  uint64_t fingerprint() const { return fingerprint_; }
+
+  uint64_t document_tokens(uint64_t document) const;
+  uint64_t document_text_bytes(uint64_t document) const;
+  void copy_tokens(uint64_t document, uint64_t begin, std::span<int64_t> out) const;
+
+  void verify() const;
+
+ private:
+  struct Place {
+    const TokenShard* shard;
+    uint64_t document;  // inside it
+  };
+  Place place(uint64_t document) const;
+
+  fs::path directory_;
+  Manifest manifest_;
+  std::vector<std::unique_ptr<const TokenShard>> shards_;
+  std::vector<uint64_t> first_document_;  // of each shard, and the total
+  uint64_t fingerprint_ = 0;
+};
+
+// What pack_corpus wrote to `directory`: with a held-out part the two are in train/ and heldout/, otherwise
+// everything is in `directory`.
+std::shared_ptr<const TokenDataset> open_train(const fs::path& directory);
+std::shared_ptr<const TokenDataset> open_heldout(const fs::path& directory);  // none: a null pointer
+
+}  // namespace godwit::data

@@ -1,0 +1,232 @@
+#include "godwit/data/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "godwit/base/check.h"
+#include "godwit/base/parallel.h"
+#include "godwit/data/documents.h"
+#include "godwit/data/token_shard.h"
+
+namespace godwit::data {
+namespace {
+
+constexpr size_t kBatchBytes = 16 << 20;  // text tokenised at once
+constexpr size_t kBatchDocuments = 4096;
+
+// A document is held out if its hash, read as a fraction, is below `share`. Copies of a document fall on the
+// same side.
+bool held_out_by_hash(std::string_view text, double share) {
+  return static_cast<double>(io::xxh3(text) >> 11) * 0x1p-53 < share;
+}
+
+// Where the held-out tail of a document begins: at the start of a line if the tail has one, else of a UTF-8
+// character.
+size_t tail_begin(std::string_view text, double share) {
+  const auto tail = static_cast<size_t>(std::ceil(static_cast<double>(text.size()) * share));
+  size_t begin = text.size() - std::min(tail, text.size());
+  if (begin == 0) return 0;
+  const size_t newline = text.find('\n', begin - 1);
+  if (newline != std::string_view::npos && newline + 1 < text.size()) return newline + 1;
+  while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
+  return begin;
+}
+
+// The shards of one directory.
+class SplitWriter {
+ public:
+  SplitWriter(fs::path directory, const PackOptions& options)
+      : directory_(std::move(directory)), options_(options) {
+    io::make_directories(directory_);
+    manifest_.tokenizer_hash = options.tokenizer.hash;
+    manifest_.vocab_size = options.tokenizer.vocab_size;
+    manifest_.eos_id = options.tokenizer.eos_id;
+    if (options.tokenizer.bos_id) manifest_.bos_id = *options.tokenizer.bos_id;
+  }
+
+  void add(std::span<const int32_t> ids, uint64_t text_bytes) {
+    if (shard_ && shard_->tokens() + ids.size() > options_.shard_tokens) finish_shard();
+    if (!shard_) {
+      const std::string name = fmt::format("shard-{:05d}.gwt", manifest_.shards.size());
+      shard_ = std::make_unique<ShardWriter>(directory_ / name, options_.tokenizer.vocab_size);
+    }
+    shard_->add_document(ids, text_bytes);
+  }
+
+  SplitSummary finish() {
+    if (shard_) finish_shard();
+    write_manifest(directory_, manifest_);
+    return {manifest_.documents(), manifest_.tokens(), manifest_.text_bytes()};
+  }
+
+ private:
+  void finish_shard() {
+    manifest_.shards.push_back(shard_->finish());
+    shard_.reset();
+  }
+
+  fs::path directory_;
+  const PackOptions& options_;
+  Manifest manifest_;
+  std::unique_ptr<ShardWriter> shard_;
+};
+
+// Collects documents, tokenises many at once, and writes them in the order they came.
+class Packer {
+ public:
+  Packer(const PackOptions& options, const fs::path& directory, PackSummary::Holdout rule)
+      : options_(options),
+        rule_(rule),
+        train_(rule == PackSummary::Holdout::kNone ? directory : directory / "train", options) {
+    if (rule == PackSummary::Holdout::kNone) return;
+    heldout_ = std::make_unique<SplitWriter>(directory / "heldout", options);
+    text_ = std::make_unique<io::AtomicFile>(directory / "heldout.txt");
+  }
+
+  void add(std::string_view text) {
+    if (rule_ == PackSummary::Holdout::kTails) {
+      const size_t cut = tail_begin(text, options_.holdout);
+      queue(text.substr(0, cut), /*heldout=*/false);
+      queue(text.substr(cut), /*heldout=*/true);
+    } else {
+      queue(text, rule_ == PackSummary::Holdout::kByHash && held_out_by_hash(text, options_.holdout));
+    }
+  }
+
+  void finish(PackSummary& summary) {
+    flush();
+    summary.train = train_.finish();
+    if (!heldout_) return;
+    summary.heldout = heldout_->finish();
+    text_->commit();
+  }
+
+ private:
+  struct Document {
+    std::string text;
+    bool heldout;
+    std::vector<int32_t> ids;
+  };
+
+  void queue(std::string_view text, bool heldout) {
+    if (text.empty()) return;
+    queue_.push_back({std::string(text), heldout, {}});
+    queued_bytes_ += text.size();
+    if (queued_bytes_ >= kBatchBytes || queue_.size() >= kBatchDocuments) flush();
+  }
+
+  void flush() {
+    const PackTokenizer& tokenizer = options_.tokenizer;
+    parallel_for(0, static_cast<int64_t>(queue_.size()), /*grain=*/1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (tokenizer.bos_id) queue_[i].ids.push_back(*tokenizer.bos_id);
+        tokenizer.encode(queue_[i].text, queue_[i].ids);
+        queue_[i].ids.push_back(tokenizer.eos_id);
+      }
+    });
+    for (const auto& document : queue_) {
+      (document.heldout ? *heldout_ : train_).add(document.ids, document.text.size());
+      if (document.heldout) text_->append(document.text);
+    }
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
+
+  const PackOptions& options_;
+  PackSummary::Holdout rule_;
+  SplitWriter train_;
+  std::unique_ptr<SplitWriter> heldout_;
+  std::unique_ptr<io::AtomicFile> text_;
+  std::vector<Document> queue_;
+  size_t queued_bytes_ = 0;
+};
+
+PackSummary::Holdout choose_rule(const PackOptions& options, const std::vector<fs::path>& files) {
+  if (options.holdout == 0) return PackSummary::Holdout::kNone;
+  uint64_t chosen = 0;
+  for (const auto& file : files) {
+    read_documents(file, [&](std::string_view text, uint64_t) {
+      chosen += !text.empty() && held_out_by_hash(text, options.holdout);
+    });
+    if (chosen >= kFewDocuments) return PackSummary::Holdout::kByHash;
+  }
+  return PackSummary::Holdout::kTails;
+}
+
+void write_split_manifest(const fs::path& directory, const PackOptions& options, const PackSummary& summary) {
+  const auto part = [](std::string_view directory, const SplitSummary& s) {
+    return nlohmann::ordered_json{{"directory", directory},
+                                  {"documents", s.documents},
+                                  {"tokens", s.tokens},
+                                  {"text_bytes", s.text_bytes}};
+  };
+  nlohmann::ordered_json json;
+  json["format"] = "godwit-corpus";
+  json["version"] = 1;
+  json["holdout"] = {{"share", options.holdout},
+                     {"rule", summary.rule == PackSummary::Holdout::kByHash ? "hash of the document"
+                                                                            : "tail of each document"},
+                     {"text", "heldout.txt"}};
+  json["train"] = part("train", summary.train);
+  json["heldout"] = part("heldout", summary.heldout);
+  io::write_file_atomic(directory / kManifestFile, json.dump(2) + "\n");
+}
+
+void check_options(const PackOptions& options) {
+  check(!options.inputs.empty(), "data pack: no input files");
+  check(options.holdout >= 0 && options.holdout < 1,
+        "data pack: the held-out share is {}, expected 0 <= share < 1", options.holdout);
+  check(options.shard_tokens > 0, "data pack: shards of no tokens");
+  const PackTokenizer& t = options.tokenizer;
+  check(t.encode && t.eos_id >= 0 && t.eos_id < t.vocab_size,
+        "data pack: the tokenizer's end token {} is not in its vocabulary of {}", t.eos_id, t.vocab_size);
+}
+
+}  // namespace
+
+PackSummary pack_corpus(const PackOptions& options) {
+  check_options(options);
+  const std::vector<fs::path> files = list_inputs(options.inputs);
+  uint64_t total = 0;
+  for (const auto& file : files) {
+    std::error_code error;
+    const uint64_t size = fs::is_regular_file(file, error) ? fs::file_size(file, error) : 0;
+    total += error ? 0 : size;
+  }
+  using Existing = io::AtomicDirectory::Existing;
+  io::AtomicDirectory out(options.out, options.replace ? Existing::kReplace : Existing::kRefuse);
+  PackSummary summary;
+  summary.rule = choose_rule(options, files);
+  Packer packer(options, out.temporary(), summary.rule);
+  uint64_t before = 0, documents = 0;
+  for (const auto& file : files) {
+    uint64_t in_file = 0;
+    read_documents(file, [&](std::string_view text, uint64_t consumed) {
+      in_file = consumed;
+      if (text.empty()) {
+        ++summary.empty_documents;
+        return;
+      }
+      ++documents;
+      packer.add(text);
+      if (options.progress) options.progress(before + consumed, total);
+    });
+    before += in_file;
+  }
+  check(documents > 0, "data pack: no text in the {} input files (the first is {})", files.size(),
+        files.empty() ? options.inputs[0].string() : files[0].string());
+  packer.finish(summary);
+  if (summary.rule != PackSummary::Holdout::kNone) {
+    check(summary.heldout.documents > 0 && summary.train.documents > 0,
+          "data pack: holding out {} of this text leaves {} documents to train on and {} held out",
+          options.holdout, summary.train.documents, summary.heldout.documents);
+    write_split_manifest(out.temporary(), options, summary);
+  }
+  out.commit();
+  return summary;
+}
+
+}  // namespace godwit::data

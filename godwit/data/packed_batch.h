@@ -1,0 +1,32 @@
+// Stretches of documents, one after another, with the targets of next-token prediction.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "godwit/data/dataset.h"
+
+namespace godwit::data {
+
+inline constexpr int64_t kNoTarget = -100;
+
+struct Piece {
+  int64_t entry;      // of the loader's mix; 0 elsewhere
+  uint64_t document;  // of its data set
+  uint64_t offset;    // of the first token in the document
+
+  bool operator==(const Piece&) const = default;
+};
+
+// T tokens in N pieces. None of the pieces is empty; no target crosses the end of a document.
+struct PackedBatch {
+  std::vector<int64_t> ids;      // [T]
+  std::vector<int64_t> targets;  // [T], the next token of the same document (also where a piece stops before
+                                 // the document does), or kNoTarget after its last one
+  std::vector<int64_t> cu_seqlens{0};  // [N + 1], piece n holds the tokens cu_seqlens[n] .. cu_seqlens[n + 1]
+  std::vector<Piece> pieces;           // [N]
+
+  void append(const TokenDataset& dataset, int64_t entry, const Segment& segment);
+};
+
+}  // namespace godwit::data
