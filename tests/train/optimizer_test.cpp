@@ -25,9 +25,14 @@ Tensor randn(at::IntArrayRef shape, at::ScalarType type = at::kDouble) {
 
 OptimizerParam param(const std::string& name, ParamRole role, const Tensor& value, int64_t head_rows = 0,
                      bool weight_decay = true) {
-  return {.info = {.name = name, .role = role, .head_rows = head_rows, .weight_decay = weight_decay},
-          .value = value.clone(),
-          .grad = at::zeros_like(value)};
+  OptimizerParam out;
+  out.info.name = name;
+  out.info.role = role;
+  out.info.head_rows = head_rows;
+  out.info.weight_decay = weight_decay;
+  out.value = value.clone();
+  out.grad = at::zeros_like(value);
+  return out;
 }
 
 // ---- written-out references, fp64
@@ -237,7 +242,10 @@ TEST(Optimizer, AParameterWithoutGradientIsLeftAlone) {
 
 TEST(Optimizer, ReadsAutogradsGradient) {
   Tensor w = at::ones({3, 3}).requires_grad_(true);
-  Optimizer optimizer(options(), {{.info = {.name = "w"}, .value = w, .grad = {}}});
+  OptimizerParam owned;
+  owned.info.name = "w";
+  owned.value = w;
+  Optimizer optimizer(options(), {owned});
   (w * w).sum().backward();
   EXPECT_DOUBLE_EQ(optimizer.step(1).grad_norm, 6);  // nine gradients of 2
   EXPECT_FALSE(bit_equal(w.detach(), at::ones({3, 3})));
