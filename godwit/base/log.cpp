@@ -2,6 +2,7 @@
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 namespace godwit {
 namespace {
@@ -9,7 +10,8 @@ namespace {
 spdlog::logger& logger() {
   static const auto instance = [] {
     auto log = spdlog::stderr_color_mt("godwit");
-    log->set_pattern("[%H:%M:%S] %^%l%$ %v");
+    // On a terminal the line of a progress bar is cleared first.
+    log->set_pattern(isatty(STDERR_FILENO) ? "\r\x1b[K[%H:%M:%S] %^%l%$ %v" : "[%H:%M:%S] %^%l%$ %v");
     return log;
   }();
   return *instance;
