@@ -181,21 +181,29 @@ AtomicDirectory::~AtomicDirectory() {
 void AtomicDirectory::commit() {
   check(!temporary_.empty(), "{} is already committed", path_.string());
   sync_tree(temporary_);
-  if (existing_ == Existing::kReplace && fs::exists(path_)) {
-    if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
-      sync_directory(
-          parent_of(path_));  // the destructor removes the old content, which now has the temporary name
-      return;
-    }
-    if (errno != EINVAL && errno != ENOSYS) fail("cannot replace {}: {}", path_.string(), reason(errno));
-    const fs::path old = temporary_beside(path_);  // this file system cannot exchange: two renames
-    rename_durable(path_, old);
+  if (existing_ == Existing::kReplace) {
+    replace_directory(temporary_, path_);
+  } else {
     rename_durable(temporary_, path_);
-    temporary_ = old;
-    return;
   }
-  rename_durable(temporary_, path_);
   temporary_.clear();
+}
+
+void replace_directory(const fs::path& from, const fs::path& to) {
+  if (!fs::exists(to)) return rename_durable(from, to);
+  fs::path old = from;  // after the exchange the old content has this name
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(parent_of(to));
+  } else if (errno == EINVAL || errno == ENOSYS) {  // this file system cannot exchange: two renames
+    old = temporary_beside(to);
+    rename_durable(to, old);
+    rename_durable(from, to);
+  } else {
+    fail("cannot replace {}: {}", to.string(), reason(errno));
+  }
+  std::error_code error;
+  fs::remove_all(old, error);
+  if (error) fail("cannot remove {}: {}", old.string(), error.message());
 }
 
 void sync_directory(const fs::path& directory) {

@@ -108,6 +108,9 @@ void sync_tree(const fs::path& directory);
 void sync_directory(const fs::path& directory);
 // rename(2), then syncs the parent. `to` is replaced if it is a file or an empty directory.
 void rename_durable(const fs::path& from, const fs::path& to);
+// Gives the directory `from` the name `to`. A directory that has this name is exchanged with it in one step,
+// then removed.
+void replace_directory(const fs::path& from, const fs::path& to);
 void make_directories(const fs::path& directory);
 
 }  // namespace godwit::io
