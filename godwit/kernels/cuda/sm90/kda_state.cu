@@ -1,0 +1,158 @@
+// The serial part of the KDA chunk form. Columns of the state are independent, so a warpgroup owns 64 value columns and keeps their transposed
+// state S^T [64 V x 128 K] in registers in fp32 for the whole segment (a warp: 16 of them). Every product is arranged so that one step's
+// accumulator is the next step's operand; nothing crosses warpgroups and no barrier is needed:
+//   [X^T | O^T] = S^T [Kd^T | Qd^T]   wgmma, 8 of m64n32k16      S^T = S^T diag(decay)     meanwhile
+//   U^T = (V - X)^T Tb^T              mma.sync
+//   S^T += U^T Kr                     wgmma, m64n128k16           O^T += U^T M^T, stored    meanwhile
+// Warp 0 keeps the next operand blocks coming with bulk copies, each warp its own slice of V with cp.async (a producer warp would cost
+// registers: they are given out to four warps at a time). Modes:
+//   kOutput  writes O, final and checkpoint states                              (prefill and training forward)
+//   kRecord  writes bf16 S^T at every chunk's entry and U                       (recompute for the backward)
+//   kMap     starts from zero for B and, on 128 more columns with V = 0, from the identity for A   (segment S -> A S + B)
+#include "godwit/kernels/cuda/sm90/kda_launch.cuh"
+#include "godwit/kernels/cuda/sm90/kda_segment.cuh"
+#include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
+
+namespace godwit::kernels::sm90 {
+namespace {
+
+enum class Mode { kOutput, kRecord, kMap };
+
+// The state that enters the segment.
+template <Mode kMode>
+__device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, const Segment& seg, int64_t unit, int head, int column, int lane) {
+  const int g = lane >> 2, t2 = (lane & 3) * 2;
+  if (kMode != Mode::kMap && (seg.index > 0 || a.in.initial_state)) {
+    const float* from = seg.index > 0 ? a.segment_states + (unit * a.in.H + head) * kWidth * kWidth
+                                      : a.in.initial_state + (int64_t(seg.n) * a.in.H + head) * kWidth * kWidth;
+    load_state(s, from + column, kWidth, lane);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool one = kMode == Mode::kMap && 8 * j + t2 + (i & 1) + kWidth == column + g + 8 * (i >> 1);
+      s[j][i] = one ? 1.f : 0.f;
+    }
+}
+
+// The fragment of (V - X)^T.
+__device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4], const float (&x1)[4], const uint32_t (&v)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* x = i < 2 ? x0 : x1;
+    r[i] = pack_bf16(low_bf16(v[i]) - x[2 * (i & 1)], high_bf16(v[i]) - x[2 * (i & 1) + 1]);
+  }
+}
+
+template <int kGroups, Mode kMode>
+__global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_kernel(const __grid_constant__ KdaStateArgs a) {
+  using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
+  const int head = blockIdx.x, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  const int column = blockIdx.z * Shared::kColumns;  // of the CTA; 128 and more belong to A
+  Segment seg;
+  if (!find_segment(a.in, blockIdx.y, a.segments, seg) || (kMode == Mode::kMap && (seg.last || seg.whole))) return;
+  if (threadIdx.x == 0) init_stages(shared);
+  __syncthreads();
+  const int mine = column + warp * 16, stride = a.in.H * kWidth, t2 = (lane & 3) * 2;
+  const Span span{seg.token, seg.end, seg.first_chunk, uniform(int(seg.chunks)), 1};
+  for (int c = 0; c < kStages - 1; ++c) {
+    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c, lane);
+    fetch_slice(a.in.v, a.in.H, span, shared.v[c][warp], head, mine, c, lane);
+  }
+  float s[16][4];
+  enter<kMode>(s, a, seg, blockIdx.y, head, mine, lane);
+  int64_t row_offset = (seg.token * a.in.H + head) * kWidth + mine;
+  // Fragment addresses that do not change: of the transposed V slice, of Tb and M.
+  const int v_at = narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1), narrow_at = v_at;
+  for (int c = 0; c < span.chunks; ++c) {
+    const int st = c % kStages;
+    const uint32_t block = smem_address(shared.block[st]);
+    uint32_t f[8][4], v[4], b[4], r[4];
+    float x[kMode == Mode::kOutput ? 4 : 2][4];  // tiles 0, 1: X^T; 2, 3: O^T
+    const int wanted = kMode == Mode::kOutput && a.checkpoint_slot ? a.checkpoint_slot[seg.first_chunk + c] : -1;
+    wgmma_wait<0>();  // tells the compiler, which forgets over the loop's edge, that s may be used below while the next wgmma runs
+    pin(s);
+    pack_state(f, s);
+    mbarrier_wait(&shared.full[st], (c / kStages) & 1);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0), k > 0);
+    wgmma_commit();
+    if constexpr (kMode == Mode::kRecord)
+      record_state(f, shared.record + warp * 4096, a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) + mine * kWidth * 2,
+                   lane);
+    wait_slice();
+    ldmatrix_x4_trans(v, smem_address(shared.v[st][warp]) + v_at);
+    ldmatrix_x4(b, block + Block::kTb + narrow_at);
+    scale_state(s, shared.block[st] + Block::kDecay + t2 * 4);
+    wgmma_wait<0>();
+    pin(x);
+    residual(r, x[0], x[1], v);
+    float u[2][4] = {};
+    mma_bf16(u[0], r, b[0], b[1]);
+    mma_bf16(u[1], r, b[2], b[3]);
+    pack_rows(r, u[0], u[1]);
+    pin(s);
+    wgmma_fence();
+    wgmma_n128_trans(s, r, wgmma_descriptor(block + Block::kKr, 1024, Block::kPanel));
+    wgmma_commit();
+    uint32_t out[4] = {r[0], r[1], r[2], r[3]};
+    if constexpr (kMode == Mode::kOutput) {
+      ldmatrix_x4(b, block + Block::kM + narrow_at);
+      mma_bf16(x[2], r, b[0], b[1]);
+      mma_bf16(x[3], r, b[2], b[3]);
+      pack_rows(out, x[2], x[3]);
+    }
+    if constexpr (kMode != Mode::kMap) {
+      const int64_t left = seg.end - seg.token - int64_t(c) * kChunk;
+      write_rows(out, shared.out[warp], static_cast<__nv_bfloat16*>(kMode == Mode::kOutput ? a.o : a.u) + row_offset, stride,
+                 left < kChunk ? int(left) : kChunk, lane);
+      row_offset += int64_t(kChunk) * stride;
+    }
+    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
+    fetch_slice(a.in.v, a.in.H, span, shared.v[(c + kStages - 1) % kStages][warp], head, mine, c + kStages - 1, lane);
+    const int checkpoint = uniform(wanted);
+    wgmma_wait<0>();
+    pin(s);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&shared.empty[st]);
+    if (checkpoint >= 0) store_state(s, a.checkpoints + (int64_t(checkpoint) * a.in.H + head) * kWidth * kWidth + mine, kWidth, lane);
+  }
+  if constexpr (kMode == Mode::kMap) {
+    store_state(s, a.segment_maps + (int64_t(blockIdx.y) * a.in.H + head) * kWidth * 256 + mine, 256, lane);
+  } else if (seg.last && a.final_state) {
+    store_state(s, a.final_state + (int64_t(seg.n) * a.in.H + head) * kWidth * kWidth + mine, kWidth, lane);
+  }
+  if constexpr (kMode == Mode::kRecord) {
+    if (lane == 0) bulk_wait_read<0>();
+  }
+}
+
+template <int kGroups, Mode kMode>
+cudaError_t launch(const KdaStateArgs& a, int columns, cudaStream_t stream) {
+  const auto kernel = state_kernel<kGroups, kMode>;
+  using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  if (e != cudaSuccess) return e;
+  kernel<<<dim3(a.in.H, unsigned(a.segments), columns / Shared::kColumns), kGroups * 128, sizeof(Shared), stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) {
+  // Few heads: two CTAs a head use more multiprocessors; many: three small CTAs a multiprocessor hide more latency. The bits are the same.
+  const int64_t heads = a.segments * a.in.H;
+  return heads > 66 ? launch<2, Mode::kOutput>(a, kWidth, stream) : launch<1, Mode::kOutput>(a, kWidth, stream);
+}
+
+cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) { return launch<2, Mode::kRecord>(a, kWidth, stream); }
+
+cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) { return launch<2, Mode::kMap>(a, 2 * kWidth, stream); }
+
+}  // namespace godwit::kernels::sm90
