@@ -89,4 +89,26 @@ struct KdaStepParams {
 };
 int kda_step(const KdaStepParams& p);
 
+// Causal depthwise convolution of width 4 and SiLU over packed sequences: y_t = silu(sum_j weight[c][j] x_(t-3+j)). C is a multiple of 8.
+struct ShortConvParams {
+  const void* x = nullptr;              // [T, C] bf16
+  const float* weight = nullptr;        // [C, 4]
+  const void* initial_state = nullptr;  // [N, C, 3] bf16, the inputs before the sequence, oldest first; nullptr = zeros
+  const int64_t* cu_seqlens = nullptr;  // device [N+1]
+  int64_t T = 0, C = 0;
+  int N = 0;
+  void* y = nullptr;                    // forward: [T, C] bf16
+  void* final_state = nullptr;          // forward, optional: [N, C, 3] bf16
+  const void* dy = nullptr;             // backward: [T, C] bf16
+  const void* d_final_state = nullptr;  // backward, optional: [N, C, 3] bf16
+  void* dx = nullptr;                   // backward: [T, C] bf16
+  float* dweight = nullptr;             // backward: [C, 4]
+  void* d_initial_state = nullptr;      // backward, optional: [N, C, 3] bf16
+  void* workspace = nullptr;            // backward
+  CUstream_st* stream = nullptr;
+};
+int short_conv_fwd(const ShortConvParams& p);
+size_t short_conv_bwd_workspace_bytes(const ShortConvParams& p);
+int short_conv_bwd(const ShortConvParams& p);
+
 }  // namespace godwit::kernels

@@ -289,6 +289,60 @@ void check_step(float bound) {
   expect(worst < 5e-3 && std::sqrt(diff / size) < 1e-3, "step error");
 }
 
+// Short convolution and its gradients against fp64 on the host.
+void check_conv() {
+  const std::vector<int> lengths = {5, 0, 1, 64, 2, 129, 65};
+  const int C = 136, N = int(lengths.size());
+  std::vector<int64_t> cu = {0};
+  for (int n : lengths) cu.push_back(cu.back() + n);
+  const int64_t T = cu.back();
+  std::mt19937 rng(41);
+  std::normal_distribution<float> normal;
+  const auto halves = [&](size_t n) {
+    std::vector<uint16_t> x(n);
+    for (uint16_t& y : x) y = bf16_bits(normal(rng));
+    return x;
+  };
+  const std::vector<uint16_t> x = halves(T * C), dy = halves(T * C), initial = halves(N * C * 3), d_final = halves(N * C * 3);
+  std::vector<float> w(C * 4);
+  for (float& y : w) y = 0.5f * normal(rng);
+  std::vector<double> y(T * C), dx(T * C, 0.0), dw(C * 4, 0.0), final_state(N * C * 3), d_initial(N * C * 3, 0.0);
+  for (int n = 0; n < N; ++n)
+    for (int c = 0; c < C; ++c) {
+      const int length = lengths[n];
+      const auto in = [&](int t) -> double { return t >= 0 ? bf16_value(x[(cu[n] + t) * C + c]) : bf16_value(initial[(n * C + c) * 3 + 3 + t]); };
+      const auto d_in = [&](int t) -> double& { return t >= 0 ? dx[(cu[n] + t) * C + c] : d_initial[(n * C + c) * 3 + 3 + t]; };
+      for (int t = 0; t < length; ++t) {
+        double u = 0;
+        for (int j = 0; j < 4; ++j) u += w[c * 4 + j] * in(t - 3 + j);
+        const double s = 1 / (1 + std::exp(-u)), du = bf16_value(dy[(cu[n] + t) * C + c]) * s * (1 + u * (1 - s));
+        y[(cu[n] + t) * C + c] = u * s;
+        for (int j = 0; j < 4; ++j) d_in(t - 3 + j) += w[c * 4 + j] * du, dw[c * 4 + j] += du * in(t - 3 + j);
+      }
+      for (int j = 0; j < 3; ++j) {
+        final_state[(n * C + c) * 3 + j] = in(length - 3 + j);
+        d_in(length - 3 + j) += bf16_value(d_final[(n * C + c) * 3 + j]);
+      }
+    }
+  const Buffer<uint16_t> bx(x), bdy(dy), binitial(initial), bd_final(d_final), by(x.size()), bfinal(initial.size()), bdx(x.size()), bd_initial(initial.size());
+  const Buffer<float> bw(w), bdw(w.size());
+  const Buffer<int64_t> bcu(cu);
+  ShortConvParams p;
+  p.x = bx.get(), p.weight = bw.get(), p.initial_state = binitial.get(), p.cu_seqlens = bcu.get(), p.T = T, p.C = C, p.N = N;
+  p.y = by.get(), p.final_state = bfinal.get(), p.dy = bdy.get(), p.d_final_state = bd_final.get(), p.dx = bdx.get(), p.dweight = bdw.get();
+  p.d_initial_state = bd_initial.get();
+  const Buffer<uint8_t> workspace(short_conv_bwd_workspace_bytes(p));
+  p.workspace = workspace.get();
+  CUDA_OK(short_conv_fwd(p));
+  CUDA_OK(short_conv_bwd(p));
+  CUDA_OK(cudaDeviceSynchronize());
+  const double e[5] = {relative_error(by.take(), y), relative_error(bfinal.take(), final_state), relative_error(bdx.take(), dx),
+                       relative_error(bdw.take(), dw), relative_error(bd_initial.take(), d_initial)};
+  std::printf("conv y %.1e final %.1e dx %.1e dw %.1e d_initial %.1e\n", e[0], e[1], e[2], e[3], e[4]);
+  // One rounding to bf16, except the weight's gradient, which is fp32.
+  expect(e[0] < 3e-3 && e[1] == 0 && e[2] < 3e-3 && e[3] < 1e-5 && e[4] < 3e-3, "short convolution error");
+}
+
 void forward_tests() {
   const std::vector<int> bite = {0, 1, 15, 16, 17, 63, 64, 65, 257, 0};
   for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed", "equal_keys", "norm30", "zero_norm", "beta_low", "beta_high"})
@@ -321,6 +375,7 @@ int main(int argc, char** argv) {
   if (wanted("fwd")) forward_tests();
   if (wanted("bwd")) backward_tests();
   if (wanted("step")) check_step(-5.f), check_step(0.f);
+  if (wanted("conv")) check_conv();
   std::printf(failures ? "%d FAILED\n" : "all passed\n", failures);
   return failures != 0;
 }

@@ -1,9 +1,10 @@
 // Chunk-parallel part of the KDA backward: one CTA of 8 warps per chunk and head. From the recorded states S (entering) and dS' (of the state
 // leaving), U, dX = dV and dO it makes the gradients of q, k, gate logits and beta, and this chunk's share of dt_bias and A_log:
-//   dM = tril(dO U^T)   P = -stril(dX U^T)                                   (P = diag(beta) dL)
+//   dM = stril(dO U^T)   P = -stril(dX U^T)                                  (P = diag(beta) dL)
 //   dq = (dO S^T) e^G + (dM Ki) e^G      dk+ = -(dX S^T) e^G + (P Ki) e^G     dk- = (P^T Kd + dM^T Qd) e^-G + (U dS'^T) e^(G_last - G)
 //   dG = q dq + k (dk+ - dk-), on the last row also sum_t k (U dS'^T) e^(G_last - G) + e^(G_last) rowsum(S dS');  dg = reverse cumsum of dG
 //   db = (1 - beta) diag(dX U^T) / beta
+// The diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there rather than subtracted.
 // Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products away from underflow; the forward must not do so, because
 // a token's bits would then depend on later gates.
 // Warp w owns channels 16 w ... 16 w + 15. Values are held like m16n8 accumulators: x[j][2 r + e] is token g + 8 r, channel 16 w + 8 j + 2 t + e.
@@ -19,7 +20,8 @@ constexpr int kTile = 4096;  // bytes of a [16][128] bf16 tile
 struct GradShared {
   alignas(128) uint8_t S[32768], D[32768];  // S^T and dS'^T, bf16 [V][K]
   alignas(128) uint8_t dO[kTile], U[kTile], X[kTile], Kd[kTile], Qd[kTile], Ki[kTile];
-  alignas(128) uint8_t P[512], dM[512];
+  alignas(128) uint8_t P[512], dM[512];  // both strictly lower
+  float diagonal[kChunk];                // of dM
   alignas(16) float sum[2][kChunk][8];  // per token: k then q sums of the eight warps
   float A[8];
   alignas(8) uint64_t full;
@@ -79,7 +81,7 @@ template <bool kBounded>
 __device__ __forceinline__ void gate(Element& e, int j, int i, float x, float bound, float rate, bool valid) {
   const float s = rcp_approx(1.f + exp2_approx(-x * (kBounded ? rate : 1.f) * kLog2e));  // sigmoid
   e.G[j][i] = valid ? gate_log2<kBounded>(x, bound, rate) : 0.f;
-  e.slope[j][i] = kBounded ? bound * s * (1.f - s) * rate : -rate * s;
+  e.slope[j][i] = !valid ? 0.f : kBounded ? bound * s * (1.f - s) * rate : -rate * s;
   e.logit[j][i] = kBounded ? x : e.G[j][i] * (1.f / kLog2e);
 }
 
@@ -158,7 +160,8 @@ __device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared&
         }
         x0 = column < row ? -x0 : 0.f, x1 = column + 1 < row ? -x1 : 0.f;
       } else {
-        x0 = column <= row ? x0 : 0.f, x1 = column + 1 <= row ? x1 : 0.f;
+        if (row == column || row == column + 1) shared.diagonal[row] = row == column ? x0 : x1;
+        x0 = column < row ? x0 : 0.f, x1 = column + 1 < row ? x1 : 0.f;
       }
       *reinterpret_cast<uint32_t*>((warp == 0 ? shared.P : shared.dM) + narrow_offset(row, j) + t2 * 2) = pack_bf16(x0, x1);
     }
@@ -236,11 +239,11 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
   const int c = threadIdx.x & 127, first = threadIdx.x >> 7;
   for (int i = first; i < kChunk; i += 2) {
     float x = 0.f, y = 0.f, z = 0.f;
-    for (int j = 0; j <= i; ++j) {
+    for (int j = 0; j < i; ++j) {
       const float kj = in[0][j][c] * exp2_approx(in[2][i][c] - in[2][j][c]);
       x += score(shared.dM, i, j) * kj, y += score(shared.P, i, j) * kj;
     }
-    for (int j = i; j < kChunk; ++j)
+    for (int j = i + 1; j < kChunk; ++j)
       z += (score(shared.P, j, i) * in[0][j][c] + score(shared.dM, j, i) * in[1][j][c]) * exp2_approx(in[2][j][c] - in[2][i][c]);
     out[0][i][c] = x, out[1][i][c] = y, out[2][i][c] = z;
   }
@@ -250,8 +253,8 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
 
 // dq, dk of the normalised vectors from the products, dG into dg.
 template <bool kBounded>
-__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, float (&extra)[2][2], const Element& e, const Values& dqs, const Values& dks,
-                                        const Values& dkr, const Values& dqm, const Values& dkp, const Values& dki) {
+__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, float (&extra)[2][2], const Element& e, const float (&diagonal)[2],
+                                        const Values& dqs, const Values& dks, const Values& dkr, const Values& dqm, const Values& dkp, const Values& dki) {
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -263,6 +266,8 @@ __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, floa
       const float plus = dkp[j][i] * up - dks[j][i] * gamma, minus = dki[j][i] * down + carried;
       dk[j][i] = plus + minus;
       dg[j][i] = e.q[j][i] * dq[j][i] + e.k[j][i] * (plus - minus);
+      dq[j][i] += diagonal[i >> 1] * e.k[j][i];
+      dk[j][i] += diagonal[i >> 1] * e.q[j][i];
       extra[j][i & 1] += e.k[j][i] * carried;
     }
 }
@@ -356,7 +361,8 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   __syncthreads();
   if constexpr (kBounded) score_products(dqm, dkp, dki, shared, warp, lane);
   else score_pairs(dqm, dkp, dki, e, shared, warp, lane);
-  combine<kBounded>(dq, dk, dg, extra, e, dqs, dks, dkr, dqm, dkp, dki);
+  const float diagonal[2] = {shared.diagonal[lane >> 2], shared.diagonal[(lane >> 2) + 8]};
+  combine<kBounded>(dq, dk, dg, extra, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
   float dot_k[2] = {}, dot_q[2] = {};
 #pragma unroll
   for (int j = 0; j < 2; ++j)

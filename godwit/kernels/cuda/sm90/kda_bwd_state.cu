@@ -23,20 +23,24 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
   span.step = -1;
   if (threadIdx.x == 0) init_stages(shared);
   __syncthreads();
-  const int mine = (blockIdx.z * kGroups * 4 + warp) * 16, stride = a.in.H * kWidth, t2 = (lane & 3) * 2;
-  for (int c = 0; c < kStages - 1; ++c) {
+  const int mine = (blockIdx.z * kGroups * 4 + warp) * 16;
+  RowWalk d_walk(a.d_o, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  RowWalk dv_walk(a.dv, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1), out = smem_address(shared.out[warp]);
+  constexpr uint32_t kSlice = Shared::kWarps * 512;  // bytes from stage to stage
+  for (uint32_t c = 0; c < kStages - 1; ++c) {
     if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c, lane);
-    fetch_slice(a.d_o, a.in.H, span, shared.v[c][warp], head, mine, c, lane);
+    fetch_slice(d_walk, true, slices + c * kSlice, c, span.chunks, a.d_o);
   }
   float s[16][4] = {};
   const int64_t state_at = (int64_t(n) * a.in.H + head) * kWidth * kWidth + mine;
   if (a.d_final_state) load_state(s, a.d_final_state + state_at, kWidth, lane);
-  const int v_at = narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+  const uint32_t d_at = smem_address(shared.v[0][warp]) + narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   const int trans_at = narrow_offset((lane & 7) + (((lane >> 3) & 1) << 3), lane >> 4);
-  for (int c = 0; c < span.chunks; ++c) {
-    const int st = c % kStages;
+  for (uint32_t c = 0; c < uint32_t(span.chunks); ++c) {
+    const uint32_t st = c % kStages;
     const uint32_t block = smem_address(shared.block[st]);
-    const int64_t chunk = span.chunk(c), token = span.token(c);
+    const int64_t chunk = span.chunk(int(c));
     uint32_t f[8][4], d[4], b[4], r[4];
     float x[2][4];
     wgmma_wait<0>();  // as in kda_state.cu
@@ -49,9 +53,9 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     wgmma_commit();
     record_state(f, shared.record + warp * 4096, a.chunk_gradients + (chunk * a.in.H + head) * (kWidth * kWidth * 2) + mine * kWidth * 2, lane);
     wait_slice();
-    ldmatrix_x4_trans(d, smem_address(shared.v[st][warp]) + v_at);
+    ldmatrix_x4_trans(d, d_at + st * kSlice);
     ldmatrix_x4_trans(b, block + Block::kM + trans_at);
-    scale_state(s, shared.block[st] + Block::kDecay + t2 * 4);
+    scale_state(s, shared.block[st] + Block::kDecay + (lane & 3) * Block::kDecayRow);
     wgmma_wait<0>();
     pin(x);
     mma_bf16(x[0], d, b[0], b[1]);
@@ -68,11 +72,9 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     wgmma_n128_trans(s, d, wgmma_descriptor(block + Block::kQd, 1024, Block::kPairPanel));
     wgmma_n128_trans(s, minus, wgmma_descriptor(block + Block::kKd, 1024, Block::kPairPanel));
     wgmma_commit();
-    const int64_t left = span.end - token;
-    write_rows(r, shared.out[warp], static_cast<__nv_bfloat16*>(a.dv) + (token * a.in.H + head) * kWidth + mine, stride, left < kChunk ? int(left) : kChunk,
-               lane);
+    write_rows(r, out, dv_walk, lane);
     if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
-    fetch_slice(a.d_o, a.in.H, span, shared.v[(c + kStages - 1) % kStages][warp], head, mine, c + kStages - 1, lane);
+    fetch_slice(d_walk, true, slices + (c + kStages - 1) % kStages * kSlice, c + kStages - 1, span.chunks, a.d_o);
     wgmma_wait<0>();
     pin(s);
     __syncwarp();

@@ -20,9 +20,10 @@ constexpr float kQueryScale = 0.08838834764831845f;  // 128^-1/2
 constexpr float kNormEps = 1e-6f;
 
 // Byte offsets in a block. Kd, Qd, Kr are bf16 [16][128] in two panels of 64 columns, as wgmma wants them; Kd and Qd share their panels
-// so that one product serves both. Tb and M are bf16 [16][16], the decay is fp32 [128].
+// so that one product serves both. Tb and M are bf16 [16][16]. The decay is fp32: channels 8 j + 2 t and 8 j + 2 t + 1 stand at
+// t * kDecayRow + 8 j, so that a lane (t = lane % 4) reads its 32 channels in 16-byte pieces.
 struct Block {
-  static constexpr int kKd = 0, kQd = 2048, kKr = 8192, kTb = 12288, kM = 12800, kDecay = 13312, kBytes = 13824;
+  static constexpr int kKd = 0, kQd = 2048, kKr = 8192, kTb = 12288, kM = 12800, kDecay = 13312, kDecayRow = 144, kBytes = kDecay + 4 * kDecayRow;
   static constexpr int kPairPanel = 4096, kPanel = 2048;  // bytes from panel to panel of Kd and Qd, of Kr
 };
 

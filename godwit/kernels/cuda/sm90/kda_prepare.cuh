@@ -12,7 +12,7 @@ __device__ __forceinline__ void write_operands(const RawChunk& raw, const float2
   const float* factor = scratch.group.factor[thread >> 5];
   const float2 last = G[kChunk - 1];
   const float2 decay = make_float2(exp2_approx(last.x), exp2_approx(last.y));
-  *reinterpret_cast<float2*>(block + Block::kDecay + thread * 8) = decay;
+  *reinterpret_cast<float2*>(block + Block::kDecay + (thread & 3) * Block::kDecayRow + (thread >> 2) * 8) = decay;
 #pragma unroll
   for (int t = 0; t < kChunk; ++t) {
     const float rk = factor[t], rq = factor[kChunk + t];

@@ -57,19 +57,24 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
   if (!find_segment(a.in, blockIdx.y, a.segments, seg) || (kMode == Mode::kMap && (seg.last || seg.whole))) return;
   if (threadIdx.x == 0) init_stages(shared);
   __syncthreads();
-  const int mine = column + warp * 16, stride = a.in.H * kWidth, t2 = (lane & 3) * 2;
+  const int mine = column + warp * 16;
+  const bool values = column < kWidth;
   const Span span{seg.token, seg.end, seg.first_chunk, uniform(int(seg.chunks)), 1};
-  for (int c = 0; c < kStages - 1; ++c) {
+  RowWalk v_walk(a.in.v, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  RowWalk out_walk(kMode == Mode::kOutput ? a.o : a.u, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1), out = smem_address(shared.out[warp]);
+  constexpr uint32_t kSlice = Shared::kWarps * 512;  // bytes from stage to stage
+  for (uint32_t c = 0; c < kStages - 1; ++c) {
     if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c, lane);
-    fetch_slice(a.in.v, a.in.H, span, shared.v[c][warp], head, mine, c, lane);
+    fetch_slice(v_walk, values, slices + c * kSlice, c, span.chunks, a.in.v);
   }
   float s[16][4];
   enter<kMode>(s, a, seg, blockIdx.y, head, mine, lane);
-  int64_t row_offset = (seg.token * a.in.H + head) * kWidth + mine;
-  // Fragment addresses that do not change: of the transposed V slice, of Tb and M.
-  const int v_at = narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1), narrow_at = v_at;
-  for (int c = 0; c < span.chunks; ++c) {
-    const int st = c % kStages;
+  // Place of the lane in a transposed slice, and in Tb and M.
+  const int narrow_at = narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+  const uint32_t v_at = smem_address(shared.v[0][warp]) + narrow_at;
+  for (uint32_t c = 0; c < uint32_t(span.chunks); ++c) {
+    const uint32_t st = c % kStages;
     const uint32_t block = smem_address(shared.block[st]);
     uint32_t f[8][4], v[4], b[4], r[4];
     float x[kMode == Mode::kOutput ? 4 : 2][4];  // tiles 0, 1: X^T; 2, 3: O^T
@@ -87,9 +92,9 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
       record_state(f, shared.record + warp * 4096, a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) + mine * kWidth * 2,
                    lane);
     wait_slice();
-    ldmatrix_x4_trans(v, smem_address(shared.v[st][warp]) + v_at);
+    ldmatrix_x4_trans(v, v_at + st * kSlice);
     ldmatrix_x4(b, block + Block::kTb + narrow_at);
-    scale_state(s, shared.block[st] + Block::kDecay + t2 * 4);
+    scale_state(s, shared.block[st] + Block::kDecay + (lane & 3) * Block::kDecayRow);
     wgmma_wait<0>();
     pin(x);
     residual(r, x[0], x[1], v);
@@ -97,25 +102,24 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
     mma_bf16(u[0], r, b[0], b[1]);
     mma_bf16(u[1], r, b[2], b[3]);
     pack_rows(r, u[0], u[1]);
+    if constexpr (kMode == Mode::kOutput) {  // before the update, which would keep the tensor cores from it
+      ldmatrix_x4(b, block + Block::kM + narrow_at);
+      mma_bf16(x[2], r, b[0], b[1]);
+      mma_bf16(x[3], r, b[2], b[3]);
+    }
     pin(s);
     wgmma_fence();
     wgmma_n128_trans(s, r, wgmma_descriptor(block + Block::kKr, 1024, Block::kPanel));
     wgmma_commit();
-    uint32_t out[4] = {r[0], r[1], r[2], r[3]};
     if constexpr (kMode == Mode::kOutput) {
-      ldmatrix_x4(b, block + Block::kM + narrow_at);
-      mma_bf16(x[2], r, b[0], b[1]);
-      mma_bf16(x[3], r, b[2], b[3]);
-      pack_rows(out, x[2], x[3]);
-    }
-    if constexpr (kMode != Mode::kMap) {
-      const int64_t left = seg.end - seg.token - int64_t(c) * kChunk;
-      write_rows(out, shared.out[warp], static_cast<__nv_bfloat16*>(kMode == Mode::kOutput ? a.o : a.u) + row_offset, stride,
-                 left < kChunk ? int(left) : kChunk, lane);
-      row_offset += int64_t(kChunk) * stride;
+      uint32_t rows[4];
+      pack_rows(rows, x[2], x[3]);
+      write_rows(rows, out, out_walk, lane);
+    } else if constexpr (kMode == Mode::kRecord) {
+      write_rows(r, out, out_walk, lane);
     }
     if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
-    fetch_slice(a.in.v, a.in.H, span, shared.v[(c + kStages - 1) % kStages][warp], head, mine, c + kStages - 1, lane);
+    fetch_slice(v_walk, values, slices + (c + kStages - 1) % kStages * kSlice, c + kStages - 1, span.chunks, a.in.v);
     const int checkpoint = uniform(wanted);
     wgmma_wait<0>();
     pin(s);
@@ -153,6 +157,8 @@ cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) {
 
 cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) { return launch<2, Mode::kRecord>(a, kWidth, stream); }
 
-cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) { return launch<2, Mode::kMap>(a, 2 * kWidth, stream); }
+cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) {
+  return a.segments * a.in.H > 132 ? launch<2, Mode::kMap>(a, 2 * kWidth, stream) : launch<1, Mode::kMap>(a, 2 * kWidth, stream);
+}
 
 }  // namespace godwit::kernels::sm90

@@ -14,13 +14,26 @@ struct Span {
   int chunks, step;
   __device__ __forceinline__ int place(int c) const { return step > 0 ? c : chunks - 1 - c; }
   __device__ __forceinline__ int64_t chunk(int c) const { return first_chunk + place(c); }
-  __device__ __forceinline__ int64_t token(int c) const { return begin + int64_t(place(c)) * kChunk; }
+};
+
+// A lane's walk over rows of a [T, H, 128] tensor, one row a chunk: a pointer, and how many tokens (from the row's own on) are left in the span.
+struct RowWalk {
+  char* p;
+  int64_t stride;  // bytes from chunk to chunk
+  int left, step;
+  __device__ __forceinline__ RowWalk(const void* rows, int heads, const Span& span, int head, int row, int column)
+      : p(static_cast<char*>(const_cast<void*>(rows)) + (((span.begin + span.place(0) * kChunk + row) * heads + head) * kWidth + column) * 2),
+        stride(int64_t(span.step) * kChunk * heads * kWidth * 2),
+        left(int(span.end - span.begin) - span.place(0) * kChunk - row),
+        step(span.step * kChunk) {}
+  __device__ __forceinline__ bool there() const { return left > 0; }
+  __device__ __forceinline__ void advance() { p += stride, left -= step; }
 };
 
 template <int kGroups, bool kRecord>
 struct StateShared {
   static constexpr int kColumns = kGroups * 64, kWarps = kGroups * 4;
-  alignas(1024) uint8_t block[kStages][Block::kBytes + 512];
+  alignas(1024) uint8_t block[kStages][(Block::kBytes + 1023) / 1024 * 1024];
   alignas(128) uint8_t v[kStages][kWarps][512];           // slices [16 tokens][16 V] of the warps
   alignas(128) uint8_t record[kRecord ? kWarps * 4096 : 128];  // S^T of each warp on its way out
   alignas(128) uint8_t out[kWarps][512];                  // a [16 V x 16 tokens] result of a warp on its way to rows
@@ -35,25 +48,23 @@ __device__ __forceinline__ void init_stages(Shared& shared) {
 
 // Sends for the operand block of the c-th chunk. Called by warp 0; waits until all warps are done with the stage.
 template <class Shared>
-__device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, const Span& span, Shared& shared, int head, int c, int lane) {
-  if (c >= span.chunks) return;
-  const int s = c % kStages;
+__device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, const Span& span, Shared& shared, int head, uint32_t c, int lane) {
+  if (c >= uint32_t(span.chunks)) return;
+  const uint32_t s = c % kStages;
   if (c >= kStages) mbarrier_wait(&shared.empty[s], (c / kStages - 1) & 1);
   if (lane == 0) {
     mbarrier_arrive_expect(&shared.full[s], Block::kBytes);
-    bulk_load(shared.block[s], blocks + (span.chunk(c) * heads + head) * Block::kBytes, Block::kBytes, &shared.full[s]);
+    bulk_load(shared.block[s], blocks + (span.chunk(int(c)) * heads + head) * Block::kBytes, Block::kBytes, &shared.full[s]);
   }
 }
 
-// Sends for the warp's slice (16 columns from `column`) of the c-th chunk of a [T, H, 128] tensor, one 16-byte piece a lane. Rows past the end
-// become zeros, so that stale bits (NaN) never enter a product; so does everything for columns of 128 and more.
-__device__ __forceinline__ void fetch_slice(const void* rows, int heads, const Span& span, uint8_t* slice, int head, int column, int c, int lane) {
-  const int row = lane >> 1, half = lane & 1;
-  if (c < span.chunks) {
-    const int64_t token = span.token(c) + row;
-    const bool there = column < kWidth && token < span.end;
-    const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(rows) + (there ? (token * heads + head) * kWidth + column + half * 8 : 0);
-    cp_async_16(smem_address(slice + narrow_offset(row, half)), from, there ? 16 : 0);
+// Sends for the warp's slice (16 columns) of the walk's chunk, one 16-byte piece a lane (row lane / 2). Rows past the end become zeros, so that
+// stale bits (NaN) never enter a product; so does everything if `values` is false (the columns of A).
+__device__ __forceinline__ void fetch_slice(RowWalk& walk, bool values, uint32_t slice, uint32_t c, int chunks, const void* safe) {
+  if (c < uint32_t(chunks)) {
+    const bool there = values && walk.there();
+    cp_async_16(slice, there ? walk.p : safe, there ? 16 : 0);
+    walk.advance();
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -79,15 +90,15 @@ __device__ __forceinline__ void store_state(const float (&s)[16][4], float* p, i
     for (int i = 0; i < 4; ++i) p[(8 * j + t2 + (i & 1)) * stride + g + 8 * (i >> 1)] = s[j][i];
 }
 
-// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows of a [T, H, 128] tensor.
-__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint8_t* staging, __nv_bfloat16* out, int stride, int valid, int lane) {
-  const int matrix = lane >> 3;
+// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows; a lane stores half a row (lane / 2).
+__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint32_t staging, RowWalk& walk, int lane) {
   __syncwarp();
-  stmatrix_x4_trans(smem_address(staging) + narrow_offset((matrix >> 1) * 8 + (lane & 7), matrix & 1), f);
+  stmatrix_x4_trans(staging + narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1), f);
   __syncwarp();
-  const int token = lane >> 1, half = lane & 1;
-  const uint4 row = *reinterpret_cast<const uint4*>(staging + narrow_offset(token, half));
-  if (token < valid) *reinterpret_cast<uint4*>(out + int64_t(token) * stride + half * 8) = row;
+  uint32_t x, y, z, w;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(staging + narrow_offset(lane >> 1, lane & 1)) : "memory");
+  if (walk.there()) *reinterpret_cast<uint4*>(walk.p) = make_uint4(x, y, z, w);
+  walk.advance();
 }
 
 // A transposed accumulator [16 V x 16 tokens] as the next product's row-fragment.
@@ -123,12 +134,13 @@ __device__ __forceinline__ void record_state(const uint32_t (&f)[8][4], uint8_t*
   }
 }
 
-// S^T diag(decay); `decay` points at the lane's first channel.
+// S^T diag(decay); `decay` points at the lane's channels.
 __device__ __forceinline__ void scale_state(float (&s)[16][4], const uint8_t* decay) {
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const float2 d = *reinterpret_cast<const float2*>(decay + j * 32);
+  for (int j = 0; j < 16; j += 2) {
+    const float4 d = *reinterpret_cast<const float4*>(decay + j * 8);
     s[j][0] *= d.x, s[j][1] *= d.y, s[j][2] *= d.x, s[j][3] *= d.y;
+    s[j + 1][0] *= d.z, s[j + 1][1] *= d.w, s[j + 1][2] *= d.z, s[j + 1][3] *= d.w;
   }
 }
 
