@@ -34,6 +34,11 @@ class Step(ctypes.Structure):
                 ("conv_state", P), ("state", P), ("y", P), ("B", I), ("H", I), ("gate_bound", F), ("norm_eps", F), ("stream", P)]
 
 
+class Conv(ctypes.Structure):
+    _fields_ = [("x", P), ("weight", P), ("initial_state", P), ("cu_seqlens", P), ("T", L), ("C", L), ("N", I), ("y", P), ("final_state", P), ("dy", P),
+                ("d_final_state", P), ("dx", P), ("dweight", P), ("d_initial_state", P), ("workspace", P), ("stream", P)]
+
+
 def symbol(lib, path, name):
     """A C++ function of the library by its unmangled name."""
     table = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True).stdout.split()
@@ -45,7 +50,8 @@ class Library:
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
         for name, restype in (("kda_chunk_fwd", I), ("kda_chunk_fwd_workspace_bytes", ctypes.c_size_t), ("kda_chunk_bwd", I),
-                              ("kda_chunk_bwd_workspace_bytes", ctypes.c_size_t), ("kda_step", I)):
+                              ("kda_chunk_bwd_workspace_bytes", ctypes.c_size_t), ("kda_step", I), ("short_conv_fwd", I),
+                              ("short_conv_bwd", I), ("short_conv_bwd_workspace_bytes", ctypes.c_size_t)):
             try:
                 f = symbol(self.lib, path, name)
             except IndexError:
@@ -160,8 +166,12 @@ def rel(a, b):
 
 def error_rows(lib, has_fla, backward):
     rows = []
-    for name, lengths, logits in (("random", [300, 212], -2.0), ("strong decay", [300, 212], 8.0), ("no decay", [300, 212], -9.0)):
+    for name, lengths, logits in (("random", [300, 212], -2.0), ("strong decay", [300, 212], 8.0), ("no decay", [300, 212], -9.0),
+                                  ("equal keys", [150], -2.0)):
         x = inputs(lengths, 4, logits=logits)
+        if name == "equal keys":
+            x["k"] = (x["k"][:1] + 0.02 * x["k"]).contiguous()
+            x["b"] += 8
         o, final, d = recurrence(x, lengths)
         mo, mf = ours_fwd(lib, x, lengths)()
         rows.append([f"o, {name}", rel(mo, o.detach())])
@@ -194,7 +204,6 @@ def label(lengths, H):
 
 
 def chunk_rows(lib, has_fla, backward, copy, shapes, profile):
-    rows = []
     for lengths, H in shapes:
         T = sum(lengths)
         x = inputs(lengths, H)
@@ -225,14 +234,12 @@ def chunk_rows(lib, has_fla, backward, copy, shapes, profile):
             with torch.set_grad_enabled(backward):
                 row[3] = median_ms(peer, 5 if big else 20)
             del run, leaves, peer
-        rows.append(row)
+        yield row
         del x, f, g, both
         torch.cuda.empty_cache()
-    return rows
 
 
 def step_rows(lib, has_fla, copy):
-    rows = []
     for B, H in ((1, 96), (32, 96), (256, 96), (32, 12), (256, 12)):
         new = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
         sets = max(1, min(8, int(2e9 / (B * H * 65536))))  # rotate states so that small batches do not live in the cache
@@ -258,23 +265,35 @@ def step_rows(lib, has_fla, copy):
         row = [f"B {B}, H {H}", mine, floor, None]
         if has_fla:
             from fla.ops.kda import fused_recurrent_kda
-            q, k, v = (t.transpose(0, 1).unsqueeze(0) if False else t.contiguous().unsqueeze(1) for t in a["qkv"].unbind(1))
+            q, k, v = (t.contiguous().unsqueeze(1) for t in a["qkv"].unbind(1))
             h0 = a["state"][:B]
             run = lambda: fused_recurrent_kda(q, k, v, a["z"].unsqueeze(1), a["b"].unsqueeze(1), A_log=a["A"], dt_bias=a["dt"].reshape(-1), initial_state=h0,
                                               output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
                                               use_beta_sigmoid_in_kernel=True, lower_bound=-5.0)
             with torch.no_grad():
                 row[3] = median_ms(run, 10)
-        rows.append(row)
+        yield row
         del a, ps, graph
         torch.cuda.empty_cache()
-    return rows
+
+
+def conv_rows(lib, copy):
+    T, C = 8192, 3 * 96 * 128
+    new = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
+    x, dy, y, dx = new(T, C), new(T, C), new(T, C), new(T, C)
+    w, dw, cu = torch.randn(C, 4, device="cuda"), torch.empty(C, 4, device="cuda"), torch.tensor([0, T], device="cuda")
+    p = Conv(x=x.data_ptr(), weight=w.data_ptr(), cu_seqlens=cu.data_ptr(), T=T, C=C, N=1, y=y.data_ptr(), dy=dy.data_ptr(), dx=dx.data_ptr(),
+             dweight=dw.data_ptr(), stream=torch.cuda.current_stream().cuda_stream)
+    workspace = torch.empty(lib.short_conv_bwd_workspace_bytes(ctypes.byref(p)), dtype=torch.uint8, device="cuda")
+    p.workspace = workspace.data_ptr()
+    for name, f, tensors in (("forward", lib.short_conv_fwd, 2), ("backward", lib.short_conv_bwd, 3)):
+        yield [f"{name}, T {T}, C {C}", median_ms(lambda: f(ctypes.byref(p))), tensors * T * C * 2 / copy * 1e3, None]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--parts", default="error,fwd,bwd,step")
+    parser.add_argument("--parts", default="error,fwd,bwd,step,conv")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--no-fla", action="store_true")
     parser.add_argument("--shapes", default="", help="indices into SHAPES")
@@ -293,19 +312,28 @@ def main():
     b = torch.empty_like(a)
     copy = 2 * a.numel() / median_ms(lambda: b.copy_(a), 10) * 1e3
     del a, b
-    lines = [f"# KDA on {torch.cuda.get_device_name()}", "", f"Commit {args.commit}, copy {copy / 1e12:.2f} TB/s (read + write), "
-             f"torch {torch.__version__}" + (", fla " + __import__("fla").__version__ if has_fla else ""), ""]
+    lines = []
+
+    def emit(line):
+        lines.append(line)
+        print(line, flush=True)
+
+    for line in [f"# KDA on {torch.cuda.get_device_name()}", "", f"Commit {args.commit}, copy {copy / 1e12:.2f} TB/s (read + write), "
+             f"torch {torch.__version__}" + (", fla " + __import__("fla").__version__ if has_fla else ""), ""]:
+        emit(line)
 
     def table(title, rows):
-        lines.extend([f"## {title}", "", "| shape | ms | floor ms | share of floor | fla ms | ratio |", "|---|---|---|---|---|---|"])
+        for line in (f"## {title}", "", "| shape | ms | floor ms | share of floor | fla ms | ratio |", "|---|---|---|---|---|---|"):
+            emit(line)
         for name, mine, floor, peer in rows:
-            lines.append(f"| {name} | {mine:.4f} | {floor:.4f} | {floor / mine:.2f} | " + (f"{peer:.3f} | {peer / mine:.2f} |" if peer else "- | - |"))
-        lines.append("")
+            emit(f"| {name} | {mine:.4f} | {floor:.4f} | {floor / mine:.2f} | " + (f"{peer:.3f} | {peer / mine:.2f} |" if peer else "- | - |"))
+        emit("")
     if "error" in parts:
-        lines.extend(["## Relative error against the fp64 recurrence", "", "| what | ours | fla |", "|---|---|---|"])
+        for line in ("## Relative error against the fp64 recurrence", "", "| what | ours | fla |", "|---|---|---|"):
+            emit(line)
         for row in error_rows(lib, has_fla, "bwd" in parts):
-            lines.append("| " + " | ".join([row[0]] + [f"{v:.2e}" for v in row[1:]]) + " |")
-        lines.append("")
+            emit("| " + " | ".join([row[0]] + [f"{v:.2e}" for v in row[1:]]) + " |")
+        emit("")
     if "fwd" in parts:
         with torch.no_grad():
             table("Forward", chunk_rows(lib, has_fla, False, copy, shapes, args.profile))
@@ -313,11 +341,11 @@ def main():
         table("Forward and backward", chunk_rows(lib, has_fla, True, copy, [s for s in shapes if sum(s[0]) <= 16384], args.profile))
     if "step" in parts:
         table("Decode step, fp32 state", step_rows(lib, has_fla, copy))
-    text = "\n".join(lines)
-    print(text)
+    if "conv" in parts:
+        table("Short convolution and SiLU", conv_rows(lib, copy))
     if args.out:
         with open(args.out, "w") as f:
-            f.write(text + "\n")
+            f.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

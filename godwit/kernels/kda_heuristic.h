@@ -16,23 +16,30 @@
 
 namespace godwit::kernels {
 
-constexpr int kKdaChunk = 16;          // with a bound of -5 a chunk decays by at most e^-80, whose inverse is still a bf16
-constexpr int kKdaMinSegment = 512;    // tokens; shorter segments would cost more to join than they save
-constexpr int kKdaMaxSegments = 256;   // of one sequence: bounds the serial scan
-constexpr int kKdaMinSplit = 4;        // a sequence is cut only when this many segments come out
+constexpr int kKdaChunk = 16;        // with a bound of -5 a chunk decays by at most e^-80, whose inverse is still a bf16
+constexpr int kKdaMinSegment = 512;  // tokens; shorter segments would cost more to join than they save
+constexpr int kKdaMinSplit = 4;      // a sequence is cut only when this many segments come out
+constexpr int kKdaMaxCutHeads = 48;  // cutting costs 2.3 times the work of the state pass: with more heads an uncut sequence is faster
 
-// Tokens of one segment before the length is looked at: few heads need short segments to fill the device.
+// Tokens of the shortest segment: few heads need short segments to fill the device.
 GODWIT_HOST_DEVICE constexpr int kda_base_segment(int heads) {
   int length = kKdaMinSegment;
   while (length < 85 * heads && length < 8192) length *= 2;
   return length;
 }
 
+// Most segments of one sequence. More would only lengthen the serial scan once the device is full.
+GODWIT_HOST_DEVICE constexpr int kda_max_segments(int heads) {
+  int count = 128;
+  while (count > 8 && count * heads > 512) count /= 2;
+  return count;
+}
+
 // Tokens of one segment of a sequence of `length` tokens; at least `length` if it is not cut. A multiple of 16.
 GODWIT_HOST_DEVICE constexpr int64_t kda_segment_length(int64_t length, int heads) {
   int64_t segment = kda_base_segment(heads);
-  if (length < kKdaMinSplit * segment) return (length + kKdaChunk - 1) / kKdaChunk * kKdaChunk + kKdaChunk;
-  while (length > kKdaMaxSegments * segment) segment *= 2;
+  if (heads > kKdaMaxCutHeads || length < kKdaMinSplit * segment) return (length + kKdaChunk - 1) / kKdaChunk * kKdaChunk + kKdaChunk;
+  while (length > kda_max_segments(heads) * segment) segment *= 2;
   return segment;
 }
 
@@ -43,8 +50,8 @@ GODWIT_HOST_DEVICE constexpr int64_t kda_unit_count(int64_t tokens, int64_t sequ
 
 // Segments are numbered in units of the shortest segment; 1 per sequence if none can be cut.
 GODWIT_HOST_DEVICE constexpr int64_t kda_segment_units(int64_t tokens, int64_t sequences, int64_t max_length, int heads) {
-  return max_length < kKdaMinSplit * kda_base_segment(heads) ? sequences
-                                                            : kda_unit_count(tokens, sequences, kda_base_segment(heads));
+  const bool cut = kda_segment_length(max_length, heads) < max_length;
+  return cut ? kda_unit_count(tokens, sequences, kda_base_segment(heads)) : sequences;
 }
 
 }  // namespace godwit::kernels

@@ -3,6 +3,7 @@
 //   dM = stril(dO U^T)   P = -stril(dX U^T)                                  (P = diag(beta) dL)
 //   dq = (dO S^T) e^G + (dM Ki) e^G      dk+ = -(dX S^T) e^G + (P Ki) e^G     dk- = (P^T Kd + dM^T Qd) e^-G + (U dS'^T) e^(G_last - G)
 //   dG = q dq + k (dk+ - dk-), on the last row also sum_t k (U dS'^T) e^(G_last - G) + e^(G_last) rowsum(S dS');  dg = reverse cumsum of dG
+// What the last row adds for k (U dS'^T) e^(G_last - G) and rows t and later subtract again is written as the sum over the rows before t.
 //   db = (1 - beta) diag(dX U^T) / beta
 // The diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there rather than subtracted.
 // Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products away from underflow; the forward must not do so, because
@@ -67,6 +68,14 @@ __device__ __forceinline__ void scan_forward(float& x0, float& x1, float& total,
   }
   x1 += __shfl_sync(0xffffffffu, x0, 28 + (lane & 3));
   total = __shfl_sync(0xffffffffu, x1, 28 + (lane & 3));
+}
+// Exclusive sums.
+__device__ __forceinline__ void scan_before(float& x0, float& x1, int lane) {
+  float total;
+  scan_forward(x0, x1, total, lane);
+  const float end0 = __shfl_sync(0xffffffffu, x0, 28 + (lane & 3));
+  x0 = __shfl_up_sync(0xffffffffu, x0, 4), x1 = __shfl_up_sync(0xffffffffu, x1, 4);
+  if (lane < 4) x0 = 0.f, x1 = end0;
 }
 __device__ __forceinline__ void scan_backward(float& x0, float& x1, int lane) {
 #pragma unroll
@@ -253,7 +262,7 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
 
 // dq, dk of the normalised vectors from the products, dG into dg.
 template <bool kBounded>
-__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, float (&extra)[2][2], const Element& e, const float (&diagonal)[2],
+__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Values& carried, const Element& e, const float (&diagonal)[2],
                                         const Values& dqs, const Values& dks, const Values& dkr, const Values& dqm, const Values& dkp, const Values& dki) {
 #pragma unroll
   for (int j = 0; j < 2; ++j)
@@ -261,20 +270,20 @@ __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, floa
     for (int i = 0; i < 4; ++i) {
       const float G = e.G[j][i], half = e.half[j][i & 1], gamma = exp2_approx(G);
       const float up = kBounded ? exp2_approx(G - half) : 1.f, down = kBounded ? exp2_approx(half - G) : 1.f;
-      const float carried = dkr[j][i] * exp2_approx(e.last[j][i & 1] - G);
+      const float rest = dkr[j][i] * exp2_approx(e.last[j][i & 1] - G);
       dq[j][i] = dqs[j][i] * gamma + dqm[j][i] * up;
-      const float plus = dkp[j][i] * up - dks[j][i] * gamma, minus = dki[j][i] * down + carried;
-      dk[j][i] = plus + minus;
+      const float plus = dkp[j][i] * up - dks[j][i] * gamma, minus = dki[j][i] * down;
+      dk[j][i] = plus + minus + rest;
       dg[j][i] = e.q[j][i] * dq[j][i] + e.k[j][i] * (plus - minus);
       dq[j][i] += diagonal[i >> 1] * e.k[j][i];
       dk[j][i] += diagonal[i >> 1] * e.q[j][i];
-      extra[j][i & 1] += e.k[j][i] * carried;
+      carried[j][i] = e.k[j][i] * rest;
     }
 }
 
 // From dG to dz and the shares of dt_bias and A_log; dg becomes dz. Returns the thread's share of dA_log.
 template <bool kBounded>
-__device__ __forceinline__ float gate_gradients(Values& dg, float (&extra)[2][2], const float (&rows)[8], const Element& e, float* dt_part, int warp, int lane) {
+__device__ __forceinline__ float gate_gradients(Values& dg, Values& carried, const float (&rows)[8], const Element& e, float* dt_part, int warp, int lane) {
   float dA = 0.f;
   const int t = lane & 3;
 #pragma unroll
@@ -282,8 +291,6 @@ __device__ __forceinline__ float gate_gradients(Values& dg, float (&extra)[2][2]
     float share[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int m = 4; m < 32; m *= 2) extra[j][i] += __shfl_xor_sync(0xffffffffu, extra[j][i], m);
       float row = 0.f;  // the row sum of channel 8 j + 2 t + i stands in lanes with lane & 1 == j
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
@@ -291,11 +298,12 @@ __device__ __forceinline__ float gate_gradients(Values& dg, float (&extra)[2][2]
         row = c == 2 * t + i ? x : row;
       }
       scan_backward(dg[j][i], dg[j][2 + i], lane);
-      const float last = extra[j][i] + exp2_approx(e.last[j][i]) * row;
+      scan_before(carried[j][i], carried[j][2 + i], lane);
+      const float last = exp2_approx(e.last[j][i]) * row;
       share[i] = 0.f;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float g = dg[j][2 * r + i] + last, dz = g * e.slope[j][2 * r + i];
+        const float g = dg[j][2 * r + i] + (carried[j][2 * r + i] + last), dz = g * e.slope[j][2 * r + i];
         dA += kBounded ? dz * e.logit[j][2 * r + i] : g * (e.logit[j][2 * r + i]);
         dg[j][2 * r + i] = dz;
         share[i] += dz;
@@ -356,20 +364,21 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   if (warp < 2) score_gradients(a, shared, token, valid, head, warp, lane);
   mbarrier_wait(&shared.full, 0);
   Values dqs = {}, dks = {}, dkr = {}, dqm = {}, dkp = {}, dki = {}, dq, dk, dg;
-  float rows[8] = {}, extra[2][2] = {};
+  Values carried;
+  float rows[8] = {};
   state_products(dqs, dks, dkr, rows, shared, warp, lane);
   __syncthreads();
   if constexpr (kBounded) score_products(dqm, dkp, dki, shared, warp, lane);
   else score_pairs(dqm, dkp, dki, e, shared, warp, lane);
   const float diagonal[2] = {shared.diagonal[lane >> 2], shared.diagonal[(lane >> 2) + 8]};
-  combine<kBounded>(dq, dk, dg, extra, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
+  combine<kBounded>(dq, dk, dg, carried, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
   float dot_k[2] = {}, dot_q[2] = {};
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) dot_k[i >> 1] += e.k[j][i] * dk[j][i], dot_q[i >> 1] += e.q[j][i] * dq[j][i];
   add_token_sums(shared, dot_k, dot_q, warp, lane);
-  const float dA = gate_gradients<kBounded>(dg, extra, rows, e, a.dt_part + unit * kWidth, warp, lane);
+  const float dA = gate_gradients<kBounded>(dg, carried, rows, e, a.dt_part + unit * kWidth, warp, lane);
   if (lane == 0) shared.A[warp] = dA;
   store_values(a.dz, dg, token, valid, in.H, head, warp, lane);
   __syncthreads();

@@ -15,22 +15,21 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
   using Shared = StateShared<kGroups, true>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  const int head = blockIdx.x, n = blockIdx.y, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  constexpr int kSplits = kWidth / Shared::kColumns;  // neighbours share the operand blocks through L2
+  const int head = blockIdx.x / kSplits, n = blockIdx.y, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
   Span span;
   span.begin = sequence_begin(a.in, n), span.end = sequence_begin(a.in, n + 1);
   span.first_chunk = kda_first_unit(span.begin, n, kChunk);
   span.chunks = uniform(int((span.end - span.begin + kChunk - 1) / kChunk));
   span.step = -1;
-  if (threadIdx.x == 0) init_stages(shared);
-  __syncthreads();
-  const int mine = (blockIdx.z * kGroups * 4 + warp) * 16;
-  RowWalk d_walk(a.d_o, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
-  RowWalk dv_walk(a.dv, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  init_stages(shared);
+  const int mine = blockIdx.x % kSplits * Shared::kColumns + warp * 16;
+  RowWalk walk(a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
   const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1), out = smem_address(shared.out[warp]);
   constexpr uint32_t kSlice = Shared::kWarps * 512;  // bytes from stage to stage
   for (uint32_t c = 0; c < kStages - 1; ++c) {
-    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c, lane);
-    fetch_slice(d_walk, true, slices + c * kSlice, c, span.chunks, a.d_o);
+    if (warp == 0) fetch_block<true>(a.blocks, a.in.H, span, shared, head, c, lane);
+    fetch_slice(a.d_o, a.in.H, walk, -1, c, c < uint32_t(span.chunks), true, slices + c * kSlice);
   }
   float s[16][4] = {};
   const int64_t state_at = (int64_t(n) * a.in.H + head) * kWidth * kWidth + mine;
@@ -72,27 +71,32 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     wgmma_n128_trans(s, d, wgmma_descriptor(block + Block::kQd, 1024, Block::kPairPanel));
     wgmma_n128_trans(s, minus, wgmma_descriptor(block + Block::kKd, 1024, Block::kPairPanel));
     wgmma_commit();
-    write_rows(r, out, dv_walk, lane);
-    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
-    fetch_slice(d_walk, true, slices + (c + kStages - 1) % kStages * kSlice, c + kStages - 1, span.chunks, a.d_o);
+    write_rows(r, out, a.dv, walk, lane);
+    if (warp == 0) fetch_block<true>(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
+    fetch_slice(a.d_o, a.in.H, walk, -1, kStages - 1, c + kStages - 1 < uint32_t(span.chunks), true, slices + (c + kStages - 1) % kStages * kSlice);
+    walk.advance(a.in.H, -1);
     wgmma_wait<0>();
     pin(s);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.empty[st]);
+    release_block(shared, st, lane);
   }
   if (a.d_initial_state) store_state(s, a.d_initial_state + state_at, kWidth, lane);
   if (lane == 0) bulk_wait_read<0>();
 }
 
+template <int kGroups>
+cudaError_t launch(const KdaBwdArgs& a, cudaStream_t stream) {
+  using Shared = StateShared<kGroups, true>;
+  const auto kernel = bwd_state_kernel<kGroups>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  if (e != cudaSuccess) return e;
+  kernel<<<dim3(a.in.H * (kWidth / Shared::kColumns), a.in.N), kGroups * 128, sizeof(Shared), stream>>>(a);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t launch_bwd_state(const KdaBwdArgs& a, cudaStream_t stream) {
-  using Shared = StateShared<2, true>;
-  const auto kernel = bwd_state_kernel<2>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
-  if (e != cudaSuccess) return e;
-  kernel<<<dim3(a.in.H, a.in.N, 1), 256, sizeof(Shared), stream>>>(a);
-  return cudaGetLastError();
+  return int64_t(a.in.H) * a.in.N <= 66 ? launch<1>(a, stream) : launch<2>(a, stream);  // as in kda_state.cu
 }
 
 }  // namespace godwit::kernels::sm90

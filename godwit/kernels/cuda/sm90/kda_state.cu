@@ -51,22 +51,22 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  const int head = blockIdx.x, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
-  const int column = blockIdx.z * Shared::kColumns;  // of the CTA; 128 and more belong to A
+  // CTAs that need the same operand blocks are neighbours, so that they run together and the second read of a block comes from L2.
+  constexpr int kSplits = (kMode == Mode::kMap ? 2 : 1) * kWidth / Shared::kColumns;
+  const int head = blockIdx.x / kSplits, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  const int column = blockIdx.x % kSplits * Shared::kColumns;  // of the CTA; 128 and more belong to A
   Segment seg;
   if (!find_segment(a.in, blockIdx.y, a.segments, seg) || (kMode == Mode::kMap && (seg.last || seg.whole))) return;
-  if (threadIdx.x == 0) init_stages(shared);
-  __syncthreads();
+  init_stages(shared);
   const int mine = column + warp * 16;
   const bool values = column < kWidth;
   const Span span{seg.token, seg.end, seg.first_chunk, uniform(int(seg.chunks)), 1};
-  RowWalk v_walk(a.in.v, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
-  RowWalk out_walk(kMode == Mode::kOutput ? a.o : a.u, a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
+  RowWalk walk(a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
   const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1), out = smem_address(shared.out[warp]);
   constexpr uint32_t kSlice = Shared::kWarps * 512;  // bytes from stage to stage
   for (uint32_t c = 0; c < kStages - 1; ++c) {
-    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c, lane);
-    fetch_slice(v_walk, values, slices + c * kSlice, c, span.chunks, a.in.v);
+    if (warp == 0) fetch_block<kMode == Mode::kOutput>(a.blocks, a.in.H, span, shared, head, c, lane);
+    fetch_slice(a.in.v, a.in.H, walk, 1, c, c < uint32_t(span.chunks), values, slices + c * kSlice);
   }
   float s[16][4];
   enter<kMode>(s, a, seg, blockIdx.y, head, mine, lane);
@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
     mbarrier_wait(&shared.full[st], (c / kStages) & 1);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 8; ++k)
-      wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0), k > 0);
+    for (int k = 0; k < 8; ++k) wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0), k > 0);
     wgmma_commit();
     if constexpr (kMode == Mode::kRecord)
       record_state(f, shared.record + warp * 4096, a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) + mine * kWidth * 2,
@@ -114,17 +113,17 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
     if constexpr (kMode == Mode::kOutput) {
       uint32_t rows[4];
       pack_rows(rows, x[2], x[3]);
-      write_rows(rows, out, out_walk, lane);
+      write_rows(rows, out, a.o, walk, lane);
     } else if constexpr (kMode == Mode::kRecord) {
-      write_rows(r, out, out_walk, lane);
+      write_rows(r, out, a.u, walk, lane);
     }
-    if (warp == 0) fetch_block(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
-    fetch_slice(v_walk, values, slices + (c + kStages - 1) % kStages * kSlice, c + kStages - 1, span.chunks, a.in.v);
+    if (warp == 0) fetch_block<kMode == Mode::kOutput>(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
+    fetch_slice(a.in.v, a.in.H, walk, 1, kStages - 1, c + kStages - 1 < uint32_t(span.chunks), values, slices + (c + kStages - 1) % kStages * kSlice);
+    walk.advance(a.in.H, 1);
     const int checkpoint = uniform(wanted);
     wgmma_wait<0>();
     pin(s);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.empty[st]);
+    release_block(shared, st, lane);
     if (checkpoint >= 0) store_state(s, a.checkpoints + (int64_t(checkpoint) * a.in.H + head) * kWidth * kWidth + mine, kWidth, lane);
   }
   if constexpr (kMode == Mode::kMap) {
@@ -143,22 +142,24 @@ cudaError_t launch(const KdaStateArgs& a, int columns, cudaStream_t stream) {
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(a.in.H, unsigned(a.segments), columns / Shared::kColumns), kGroups * 128, sizeof(Shared), stream>>>(a);
+  kernel<<<dim3(a.in.H * (columns / Shared::kColumns), unsigned(a.segments)), kGroups * 128, sizeof(Shared), stream>>>(a);
   return cudaGetLastError();
+}
+
+// Few (segment, head) pairs: two CTAs of one warpgroup a pair use more multiprocessors. Many: one CTA of two warpgroups reads the blocks once.
+// The bits are the same.
+template <Mode kMode>
+cudaError_t launch_by_pairs(const KdaStateArgs& a, cudaStream_t stream) {
+  return a.segments * a.in.H <= 66 ? launch<1, kMode>(a, kWidth, stream) : launch<2, kMode>(a, kWidth, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) {
-  // Few heads: two CTAs a head use more multiprocessors; many: three small CTAs a multiprocessor hide more latency. The bits are the same.
-  const int64_t heads = a.segments * a.in.H;
-  return heads > 66 ? launch<2, Mode::kOutput>(a, kWidth, stream) : launch<1, Mode::kOutput>(a, kWidth, stream);
-}
-
-cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) { return launch<2, Mode::kRecord>(a, kWidth, stream); }
-
+cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) { return launch_by_pairs<Mode::kOutput>(a, stream); }
+cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) { return launch_by_pairs<Mode::kRecord>(a, stream); }
 cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) {
-  return a.segments * a.in.H > 132 ? launch<2, Mode::kMap>(a, 2 * kWidth, stream) : launch<1, Mode::kMap>(a, 2 * kWidth, stream);
+  const int64_t pairs = a.segments * a.in.H;
+  return pairs <= 132 ? launch<1, Mode::kMap>(a, 2 * kWidth, stream) : launch<2, Mode::kMap>(a, 2 * kWidth, stream);
 }
 
 }  // namespace godwit::kernels::sm90

@@ -16,55 +16,75 @@ struct Span {
   __device__ __forceinline__ int64_t chunk(int c) const { return first_chunk + place(c); }
 };
 
-// A lane's walk over rows of a [T, H, 128] tensor, one row a chunk: a pointer, and how many tokens (from the row's own on) are left in the span.
+// A lane's place in a [T, H, 128] bf16 tensor, one row a chunk: in units of 16 bytes, which 32 bits hold up to T H = 2^28, and how many tokens
+// (from the row's own on) are left in the span. Two registers, and registers are what the state passes are short of.
 struct RowWalk {
-  char* p;
-  int64_t stride;  // bytes from chunk to chunk
-  int left, step;
-  __device__ __forceinline__ RowWalk(const void* rows, int heads, const Span& span, int head, int row, int column)
-      : p(static_cast<char*>(const_cast<void*>(rows)) + (((span.begin + span.place(0) * kChunk + row) * heads + head) * kWidth + column) * 2),
-        stride(int64_t(span.step) * kChunk * heads * kWidth * 2),
-        left(int(span.end - span.begin) - span.place(0) * kChunk - row),
-        step(span.step * kChunk) {}
-  __device__ __forceinline__ bool there() const { return left > 0; }
-  __device__ __forceinline__ void advance() { p += stride, left -= step; }
+  uint32_t at;
+  int left;
+  __device__ __forceinline__ RowWalk(int heads, const Span& span, int head, int row, int column)
+      : at(uint32_t(((span.begin + span.place(0) * kChunk + row) * heads + head) * (kWidth / 8) + column / 8)),
+        left(int(span.end - span.begin) - span.place(0) * kChunk - row) {}
+  __device__ __forceinline__ void advance(int heads, int step) { at += uint32_t(step * heads * (kChunk * kWidth / 8)), left -= step * kChunk; }
 };
 
+// kGroups warpgroups of 64 value columns each share the operand blocks.
 template <int kGroups, bool kRecord>
 struct StateShared {
   static constexpr int kColumns = kGroups * 64, kWarps = kGroups * 4;
   alignas(1024) uint8_t block[kStages][(Block::kBytes + 1023) / 1024 * 1024];
-  alignas(128) uint8_t v[kStages][kWarps][512];           // slices [16 tokens][16 V] of the warps
+  alignas(128) uint8_t v[kStages][kWarps][512];                // slices [16 tokens][16 V] of the warps
   alignas(128) uint8_t record[kRecord ? kWarps * 4096 : 128];  // S^T of each warp on its way out
-  alignas(128) uint8_t out[kWarps][512];                  // a [16 V x 16 tokens] result of a warp on its way to rows
+  alignas(128) uint8_t out[kWarps][512];                       // a [16 V x 16 tokens] result of a warp on its way to rows
   alignas(8) uint64_t full[kStages], empty[kStages];
 };
 
 template <class Shared>
 __device__ __forceinline__ void init_stages(Shared& shared) {
-  for (int s = 0; s < kStages; ++s) mbarrier_init(&shared.full[s], 1), mbarrier_init(&shared.empty[s], Shared::kWarps);
-  mbarrier_init_fence();
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) mbarrier_init(&shared.full[s], 1), mbarrier_init(&shared.empty[s], Shared::kWarps);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
 }
 
-// Sends for the operand block of the c-th chunk. Called by warp 0; waits until all warps are done with the stage.
-template <class Shared>
+// Sends for the operand block of the c-th chunk, without Qd and M if they are not wanted. Called by warp 0; waits until all warps are done with the
+// stage.
+template <bool kQueries, class Shared>
 __device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, const Span& span, Shared& shared, int head, uint32_t c, int lane) {
   if (c >= uint32_t(span.chunks)) return;
   const uint32_t s = c % kStages;
   if (c >= kStages) mbarrier_wait(&shared.empty[s], (c / kStages - 1) & 1);
-  if (lane == 0) {
-    mbarrier_arrive_expect(&shared.full[s], Block::kBytes);
-    bulk_load(shared.block[s], blocks + (span.chunk(int(c)) * heads + head) * Block::kBytes, Block::kBytes, &shared.full[s]);
+  if (lane != 0) return;
+  uint64_t* full = &shared.full[s];
+  const uint8_t* from = blocks + (span.chunk(int(c)) * heads + head) * Block::kBytes;
+  uint8_t* to = shared.block[s];
+  if constexpr (kQueries) {
+    mbarrier_arrive_expect(full, Block::kBytes);
+    bulk_load(to, from, Block::kBytes, full);
+  } else {
+    constexpr int kMiddle = Block::kM - Block::kKr, kTail = Block::kBytes - Block::kDecay;  // Kr and Tb; the decay
+    mbarrier_arrive_expect(full, 2 * Block::kQd + kMiddle + kTail);
+    bulk_load(to, from, Block::kQd, full);
+    bulk_load(to + Block::kPairPanel, from + Block::kPairPanel, Block::kQd, full);
+    bulk_load(to + Block::kKr, from + Block::kKr, kMiddle, full);
+    bulk_load(to + Block::kDecay, from + Block::kDecay, kTail, full);
   }
 }
 
-// Sends for the warp's slice (16 columns) of the walk's chunk, one 16-byte piece a lane (row lane / 2). Rows past the end become zeros, so that
-// stale bits (NaN) never enter a product; so does everything if `values` is false (the columns of A).
-__device__ __forceinline__ void fetch_slice(RowWalk& walk, bool values, uint32_t slice, uint32_t c, int chunks, const void* safe) {
-  if (c < uint32_t(chunks)) {
-    const bool there = values && walk.there();
-    cp_async_16(slice, there ? walk.p : safe, there ? 16 : 0);
-    walk.advance();
+// The warp is done with stage s.
+template <class Shared>
+__device__ __forceinline__ void release_block(Shared& shared, uint32_t s, int lane) {
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(&shared.empty[s]);
+}
+
+// Sends for the warp's slice (16 columns) of the chunk `ahead` steps further than the walk, one 16-byte piece a lane (row lane / 2). Rows past the
+// end become zeros, so that stale bits (NaN) never enter a product; so does everything if `values` is false (the columns of A).
+__device__ __forceinline__ void fetch_slice(const void* rows, int heads, RowWalk walk, int step, int ahead, bool any, bool values, uint32_t slice) {
+  if (any) {
+    walk.advance(heads, step * ahead);
+    const bool there = values && walk.left > 0;
+    cp_async_16(slice, static_cast<const uint4*>(rows) + (there ? walk.at : 0), there ? 16 : 0);
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -90,15 +110,14 @@ __device__ __forceinline__ void store_state(const float (&s)[16][4], float* p, i
     for (int i = 0; i < 4; ++i) p[(8 * j + t2 + (i & 1)) * stride + g + 8 * (i >> 1)] = s[j][i];
 }
 
-// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows; a lane stores half a row (lane / 2).
-__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint32_t staging, RowWalk& walk, int lane) {
+// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows of a [T, H, 128] tensor; a lane stores half a row.
+__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint32_t staging, void* rows, const RowWalk& walk, int lane) {
   __syncwarp();
   stmatrix_x4_trans(staging + narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1), f);
   __syncwarp();
   uint32_t x, y, z, w;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(staging + narrow_offset(lane >> 1, lane & 1)) : "memory");
-  if (walk.there()) *reinterpret_cast<uint4*>(walk.p) = make_uint4(x, y, z, w);
-  walk.advance();
+  if (walk.left > 0) static_cast<uint4*>(rows)[walk.at] = make_uint4(x, y, z, w);
 }
 
 // A transposed accumulator [16 V x 16 tokens] as the next product's row-fragment.
