@@ -1,12 +1,14 @@
-// Arguments of the Kimi Delta Attention kernels on the GPU: raw device pointers and sizes, no torch. Key and value width are 128.
+// Arguments of the Kimi Delta Attention kernels on the GPU: raw device pointers and sizes, no torch. Key and
+// value width are 128.
 //
-// Packed layout: T tokens of N sequences stand one after another. cu_seqlens is a device int64 array [N+1], cu[0] = 0, cu[N] = T; empty
-// sequences are allowed. With cu_seqlens = nullptr the N sequences are T / N tokens each. bf16 unless said otherwise:
-//   q, k, v, z, o [T, H, 128]   after convolution and SiLU; q and k not normalised; z gate logits before dt_bias
-//   b [T, H] beta logits        A_log [H] fp32, dt_bias [H, 128] fp32
-//   states [N, H, K, V] fp32
-// Every launcher only enqueues work on `stream` and allocates nothing; `workspace` holds at least the bytes that the *_workspace_bytes
-// function of the same parameters gives, aligned to 256. They return a cudaError_t as int (0 = launched).
+// Packed layout: T tokens of N sequences stand one after another. cu_seqlens is a device int64 array [N+1],
+// cu[0] = 0, cu[N] = T; empty sequences are allowed. With cu_seqlens = nullptr the N sequences are T / N
+// tokens each. bf16 unless said otherwise:
+//   q, k, v, z, o [T, H, 128]   after convolution and SiLU; q and k not normalised; z gate logits before
+//   dt_bias b [T, H] beta logits        A_log [H] fp32, dt_bias [H, 128] fp32 states [N, H, K, V] fp32
+// Every launcher only enqueues work on `stream` and allocates nothing; `workspace` holds at least the bytes
+// that the *_workspace_bytes function of the same parameters gives, aligned to 256. They return a cudaError_t
+// as int (0 = launched).
 #pragma once
 
 #include <cstddef>
@@ -37,8 +39,9 @@ struct KdaChunkFwdParams {
   KdaInputs in;
   void* o = nullptr;
   float* final_state = nullptr;  // optional
-  // Optional states at chunk boundaries. checkpoint_slot holds, for chunk c (16 tokens) of sequence n at index
-  // kda_first_unit(cu[n], n, 16) + c, the row of `checkpoints` [*, H, K, V] fp32 that takes the state after that chunk, or -1.
+  // Optional states at chunk boundaries. checkpoint_slot holds, for chunk c (16 tokens) of sequence n at
+  // index kda_first_unit(cu[n], n, 16) + c, the row of `checkpoints` [*, H, K, V] fp32 that takes the state
+  // after that chunk, or -1.
   const int32_t* checkpoint_slot = nullptr;
   float* checkpoints = nullptr;
   void* workspace = nullptr;
@@ -49,38 +52,39 @@ int kda_chunk_fwd(const KdaChunkFwdParams& p);
 
 struct KdaChunkBwdParams {
   KdaInputs in;
-  const void* d_o = nullptr;              // [T, H, 128]
-  const float* d_final_state = nullptr;   // optional
+  const void* d_o = nullptr;             // [T, H, 128]
+  const float* d_final_state = nullptr;  // optional
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
   void* dz = nullptr;
-  float* db = nullptr;                    // [T, H] fp32
-  float* dA_log = nullptr;                // [H]
-  float* d_dt_bias = nullptr;             // [H, 128]
-  float* d_initial_state = nullptr;       // optional
+  float* db = nullptr;               // [T, H] fp32
+  float* dA_log = nullptr;           // [H]
+  float* d_dt_bias = nullptr;        // [H, 128]
+  float* d_initial_state = nullptr;  // optional
   void* workspace = nullptr;
   CUstream_st* stream = nullptr;
 };
 size_t kda_chunk_bwd_workspace_bytes(const KdaInputs& in);
 int kda_chunk_bwd(const KdaChunkBwdParams& p);
 
-// One decode step of a whole KDA layer for B sequences: short convolutions (width 4) with their state, gate, L2 norms, recurrence, output
-// RMS norm and gate. slot [B] int32 names the row of conv_state and state that sequence i owns; a negative slot neither reads nor writes
-// any state and its output row is zero. Slots must be distinct. Safe in CUDA graphs.
+// One decode step of a whole KDA layer for B sequences: short convolutions (width 4) with their state, gate,
+// L2 norms, recurrence, output RMS norm and gate. slot [B] int32 names the row of conv_state and state that
+// sequence i owns; a negative slot neither reads nor writes any state and its output row is zero. Slots must
+// be distinct. Safe in CUDA graphs.
 struct KdaStepParams {
-  const void* qkv = nullptr;          // [B, 3, H, 128] projections of the new token, before convolution
-  const void* z = nullptr;            // [B, H, 128]
-  const void* b = nullptr;            // [B, H]
-  const void* gate = nullptr;         // [B, H, 128] output gate logits
-  const float* conv_weight = nullptr; // [3, H, 128, 4]
+  const void* qkv = nullptr;           // [B, 3, H, 128] projections of the new token, before convolution
+  const void* z = nullptr;             // [B, H, 128]
+  const void* b = nullptr;             // [B, H]
+  const void* gate = nullptr;          // [B, H, 128] output gate logits
+  const float* conv_weight = nullptr;  // [3, H, 128, 4]
   const float* A_log = nullptr;
   const float* dt_bias = nullptr;
-  const float* norm_weight = nullptr; // [128]
-  const int32_t* slot = nullptr;      // nullptr = 0 .. B-1
-  void* conv_state = nullptr;         // [slots, 3, H, 128, 3] bf16, oldest first
-  float* state = nullptr;             // [slots, H, K, V]
-  void* y = nullptr;                  // [B, H, 128]
+  const float* norm_weight = nullptr;  // [128]
+  const int32_t* slot = nullptr;       // nullptr = 0 .. B-1
+  void* conv_state = nullptr;          // [slots, 3, H, 128, 3] bf16, oldest first
+  float* state = nullptr;              // [slots, H, K, V]
+  void* y = nullptr;                   // [B, H, 128]
   int B = 0;
   int H = 0;
   float gate_bound = -5.f;
@@ -89,11 +93,13 @@ struct KdaStepParams {
 };
 int kda_step(const KdaStepParams& p);
 
-// Causal depthwise convolution of width 4 and SiLU over packed sequences: y_t = silu(sum_j weight[c][j] x_(t-3+j)). C is a multiple of 8.
+// Causal depthwise convolution of width 4 and SiLU over packed sequences: y_t = silu(sum_j weight[c][j]
+// x_(t-3+j)). C is a multiple of 8.
 struct ShortConvParams {
-  const void* x = nullptr;              // [T, C] bf16
-  const float* weight = nullptr;        // [C, 4]
-  const void* initial_state = nullptr;  // [N, C, 3] bf16, the inputs before the sequence, oldest first; nullptr = zeros
+  const void* x = nullptr;        // [T, C] bf16
+  const float* weight = nullptr;  // [C, 4]
+  const void* initial_state =
+      nullptr;  // [N, C, 3] bf16, the inputs before the sequence, oldest first; nullptr = zeros
   const int64_t* cu_seqlens = nullptr;  // device [N+1]
   int64_t T = 0, C = 0;
   int N = 0;

@@ -15,13 +15,13 @@
 
 #include "godwit/kernels/kda_params.h"
 
-#define CUDA_OK(call)                                                                                \
-  do {                                                                                               \
-    const int error_ = int(call);                                                                    \
-    if (error_ != 0) {                                                                               \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cudaError_t(error_)));       \
-      std::exit(1);                                                                                  \
-    }                                                                                                \
+#define CUDA_OK(call)                                                                          \
+  do {                                                                                         \
+    const int error_ = int(call);                                                              \
+    if (error_ != 0) {                                                                         \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(cudaError_t(error_))); \
+      std::exit(1);                                                                            \
+    }                                                                                          \
   } while (0)
 
 // Device memory with `kGuard` poisoned bytes on either side.
@@ -42,10 +42,14 @@ struct Buffer {
     return *this;
   }
   ~Buffer() { cudaFree(base); }
-  void poison() { CUDA_OK(cudaMemset(base, 0xff, count * sizeof(T) + 2 * kGuard)); }  // all ones is a NaN in bf16, fp32 and fp64
+  void poison() {
+    CUDA_OK(cudaMemset(base, 0xff, count * sizeof(T) + 2 * kGuard));
+  }  // all ones is a NaN in bf16, fp32 and fp64
   void zero() { CUDA_OK(cudaMemset(get(), 0, count * sizeof(T))); }
   T* get() const { return reinterpret_cast<T*>(base + kGuard); }
-  void put(const std::vector<T>& host) { CUDA_OK(cudaMemcpy(get(), host.data(), count * sizeof(T), cudaMemcpyHostToDevice)); }
+  void put(const std::vector<T>& host) {
+    CUDA_OK(cudaMemcpy(get(), host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+  }
   std::vector<T> take() const {
     std::vector<T> host(count);
     CUDA_OK(cudaMemcpy(host.data(), get(), count * sizeof(T), cudaMemcpyDeviceToHost));
@@ -108,8 +112,8 @@ inline Data draw(const Case& c, int seed) {
   fill(d.k, wide, key);
   fill(d.v, wide, [&](size_t) { return normal(rng); });
   fill(d.z, wide, [&](size_t i) {
-    if (c.kind == "gate_low") return -12.f + normal(rng);   // no decay
-    if (c.kind == "gate_high") return 12.f + normal(rng);   // -5 a token
+    if (c.kind == "gate_low") return -12.f + normal(rng);  // no decay
+    if (c.kind == "gate_high") return 12.f + normal(rng);  // -5 a token
     if (c.kind == "gate_mixed") return i % 7 < 3 ? 15.f : -15.f;
     return -2.f + 1.5f * normal(rng);
   });
@@ -137,7 +141,17 @@ struct DeviceCase {
   Buffer<int64_t> cu;
   godwit::kernels::KdaInputs in;
   explicit DeviceCase(const Data& d)
-      : q(d.q), k(d.k), v(d.v), z(d.z), b(d.b), d_o(d.d_o), A_log(d.A_log), dt_bias(d.dt_bias), initial(d.initial), d_final(d.d_final), cu(d.cu) {
+      : q(d.q),
+        k(d.k),
+        v(d.v),
+        z(d.z),
+        b(d.b),
+        d_o(d.d_o),
+        A_log(d.A_log),
+        dt_bias(d.dt_bias),
+        initial(d.initial),
+        d_final(d.d_final),
+        cu(d.cu) {
     in.q = q.get(), in.k = k.get(), in.v = v.get(), in.z = z.get(), in.b = b.get();
     in.A_log = A_log.get(), in.dt_bias = dt_bias.get();
     in.initial_state = d.c.initial ? initial.get() : nullptr;
@@ -154,8 +168,10 @@ double relative_error(const std::vector<T>& x, const std::vector<double>& ref) {
   double diff = 0, size = 0;
   for (size_t i = 0; i < ref.size(); ++i) {
     double value;
-    if constexpr (sizeof(T) == 2) value = bf16_value(x[i]);
-    else value = double(x[i]);
+    if constexpr (sizeof(T) == 2)
+      value = bf16_value(x[i]);
+    else
+      value = double(x[i]);
     if (!std::isfinite(value)) return INFINITY;
     diff += (value - ref[i]) * (value - ref[i]), size += ref[i] * ref[i];
   }

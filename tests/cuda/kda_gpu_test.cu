@@ -1,9 +1,9 @@
-// Checks the KDA kernels on a GPU against the fp64 recurrence and against properties that must hold bit for bit.
-// Standalone: kda_gpu_test [fwd|bwd|step|conv]...; prints one line a case and exits 1 if any failed. `kda_gpu_test small` is one short case of
-// everything, for compute-sanitizer.
+// Checks the KDA kernels on a GPU against the fp64 recurrence and against properties that must hold bit for
+// bit. Standalone: kda_gpu_test [fwd|bwd|step|conv]...; prints one line a case and exits 1 if any failed.
+// `kda_gpu_test small` is one short case of everything, for compute-sanitizer.
+#include "godwit/kernels/kda_heuristic.h"
 #include "tests/cuda/kda_case.cuh"
 #include "tests/cuda/kda_reference.cuh"
-#include "godwit/kernels/kda_heuristic.h"
 
 using namespace godwit::kernels;
 
@@ -20,7 +20,8 @@ struct Forward {
   std::vector<float> final_state;
 };
 
-Forward run_forward(const Data& d, const DeviceCase& dev, const int32_t* checkpoint_slot = nullptr, float* checkpoints = nullptr) {
+Forward run_forward(const Data& d, const DeviceCase& dev, const int32_t* checkpoint_slot = nullptr,
+                    float* checkpoints = nullptr) {
   Buffer<uint16_t> o(d.q.size());
   Buffer<float> final_state(d.c.lengths.size() * d.c.H * 128 * 128);
   KdaChunkFwdParams p;
@@ -34,7 +35,8 @@ Forward run_forward(const Data& d, const DeviceCase& dev, const int32_t* checkpo
   return {o.take(), final_state.take()};
 }
 
-// bf16 operands with fp32 sums: 2^-9 a product, a few products deep. Inputs whose errors cancel badly get more.
+// bf16 operands with fp32 sums: 2^-9 a product, a few products deep. Inputs whose errors cancel badly get
+// more.
 constexpr double kOutputLimit = 8e-3, kStateLimit = 8e-3;
 
 void check_forward(const Case& c, int seed) {
@@ -45,7 +47,8 @@ void check_forward(const Case& c, int seed) {
   reference::forward<<<dim3(dev.in.N, dev.in.H), 128>>>(dev.in, {o.get(), final_state.get(), nullptr});
   CUDA_OK(cudaDeviceSynchronize());
   const double eo = relative_error(got.o, o.take()), es = relative_error(got.final_state, final_state.take());
-  std::printf("fwd %-28s T %6ld N %2d H %2d  o %.2e  state %.2e\n", c.name.c_str(), long(d.T), dev.in.N, c.H, eo, es);
+  std::printf("fwd %-28s T %6ld N %2d H %2d  o %.2e  state %.2e\n", c.name.c_str(), long(d.T), dev.in.N, c.H,
+              eo, es);
   expect(eo < kOutputLimit && es < kStateLimit, c.name + " forward error");
   const Forward again = run_forward(d, dev);
   expect(again.o == got.o && again.final_state == got.final_state, c.name + " not deterministic");
@@ -60,18 +63,23 @@ void check_causal(const Case& c, int seed) {
     if (t < 0 || t >= d.T) continue;
     Data changed = d;
     for (size_t i = 0; i < row; ++i) {
-      changed.q[t * row + i] ^= 0x80, changed.k[t * row + i] ^= 0x8081, changed.v[t * row + i] ^= 0x8100, changed.z[t * row + i] ^= 0x8000;
+      changed.q[t * row + i] ^= 0x80, changed.k[t * row + i] ^= 0x8081, changed.v[t * row + i] ^= 0x8100,
+          changed.z[t * row + i] ^= 0x8000;
     }
     const Forward got = run_forward(changed, DeviceCase(changed));
-    expect(std::memcmp(got.o.data(), base.o.data(), t * row * 2) == 0, c.name + " token " + std::to_string(t) + " leaks back");
-    expect(std::memcmp(got.o.data() + t * row, base.o.data() + t * row, row * 2) != 0, c.name + " change has no effect");
+    expect(std::memcmp(got.o.data(), base.o.data(), t * row * 2) == 0,
+           c.name + " token " + std::to_string(t) + " leaks back");
+    expect(std::memcmp(got.o.data() + t * row, base.o.data() + t * row, row * 2) != 0,
+           c.name + " change has no effect");
   }
 }
 
 Data slice(const Data& d, int n) {
   Data s = d;
   const int64_t begin = d.cu[n], end = d.cu[n + 1], row = int64_t(d.c.H) * 128;
-  const auto cut = [&](std::vector<uint16_t>& x, int64_t width) { x = std::vector<uint16_t>(x.begin() + begin * width, x.begin() + end * width); };
+  const auto cut = [&](std::vector<uint16_t>& x, int64_t width) {
+    x = std::vector<uint16_t>(x.begin() + begin * width, x.begin() + end * width);
+  };
   cut(s.q, row), cut(s.k, row), cut(s.v, row), cut(s.z, row), cut(s.d_o, row), cut(s.b, d.c.H);
   s.T = end - begin, s.cu = {0, s.T}, s.c.lengths = {int(s.T)};
   const int64_t state = row * 128;
@@ -90,8 +98,9 @@ void check_batch(const Case& c, int seed) {
   for (int n = 0; n < int(c.lengths.size()); ++n) {
     const Data one = slice(d, n);
     const Forward alone = run_forward(one, DeviceCase(one));
-    const bool same = std::memcmp(alone.o.data(), all.o.data() + d.cu[n] * row, alone.o.size() * 2) == 0 &&
-                      std::memcmp(alone.final_state.data(), all.final_state.data() + n * state, state * 4) == 0;
+    const bool same =
+        std::memcmp(alone.o.data(), all.o.data() + d.cu[n] * row, alone.o.size() * 2) == 0 &&
+        std::memcmp(alone.final_state.data(), all.final_state.data() + n * state, state * 4) == 0;
     expect(same, c.name + " sequence " + std::to_string(n) + " differs alone");
   }
 }
@@ -111,7 +120,8 @@ void check_checkpoints(const Case& c, int seed) {
     prefix.cu[1] = i == 0 ? 64 : 16;
     prefix = slice(prefix, 0);
     const Forward f = run_forward(prefix, DeviceCase(prefix));
-    expect(std::memcmp(f.final_state.data(), got.data() + i * state, state * 4) == 0, c.name + " checkpoint " + std::to_string(i));
+    expect(std::memcmp(f.final_state.data(), got.data() + i * state, state * 4) == 0,
+           c.name + " checkpoint " + std::to_string(i));
   }
 }
 
@@ -137,7 +147,8 @@ Backward run_backward(const Data& d, const DeviceCase& dev) {
   return {dq.take(), dk.take(), dv.take(), dz.take(), db.take(), dA.take(), dt.take(), initial.take()};
 }
 
-// Gradients pass through more bf16 roundings than outputs; dz, dA_log and dt_bias are differences of large terms.
+// Gradients pass through more bf16 roundings than outputs; dz, dA_log and dt_bias are differences of large
+// terms.
 constexpr double kGradientLimit = 2e-2;
 
 void check_backward(const Case& c, int seed) {
@@ -147,21 +158,27 @@ void check_backward(const Case& c, int seed) {
   const size_t wide = d.q.size(), states = got.d_initial.size();
   Buffer<double> o(wide), final_state(states), history(wide * 128);
   reference::forward<<<dim3(dev.in.N, dev.in.H), 128>>>(dev.in, {o.get(), final_state.get(), history.get()});
-  Buffer<double> dq(wide), dk(wide), dv(wide), dz(wide), db(d.b.size()), dA(c.H), dt(c.H * 128), initial(states);
+  Buffer<double> dq(wide), dk(wide), dv(wide), dz(wide), db(d.b.size()), dA(c.H), dt(c.H * 128),
+      initial(states);
   dA.zero(), dt.zero();
-  reference::backward<<<dim3(dev.in.N, dev.in.H), 128>>>(dev.in, dev.d_o.get(), c.initial ? dev.d_final.get() : nullptr, history.get(),
-                                                        {dq.get(), dk.get(), dv.get(), dz.get(), db.get(), dA.get(), dt.get(), initial.get()});
+  reference::backward<<<dim3(dev.in.N, dev.in.H), 128>>>(
+      dev.in, dev.d_o.get(), c.initial ? dev.d_final.get() : nullptr, history.get(),
+      {dq.get(), dk.get(), dv.get(), dz.get(), db.get(), dA.get(), dt.get(), initial.get()});
   CUDA_OK(cudaDeviceSynchronize());
-  const double e[8] = {relative_error(got.dq, dq.take()), relative_error(got.dk, dk.take()),     relative_error(got.dv, dv.take()),
-                       relative_error(got.dz, dz.take()), relative_error(got.db, db.take()),     relative_error(got.dA_log, dA.take()),
-                       relative_error(got.d_dt_bias, dt.take()), relative_error(got.d_initial, initial.take())};
-  std::printf("bwd %-22s q %.1e k %.1e v %.1e z %.1e b %.1e A %.1e dt %.1e S %.1e\n", c.name.c_str(), e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7]);
+  const double e[8] = {
+      relative_error(got.dq, dq.take()),        relative_error(got.dk, dk.take()),
+      relative_error(got.dv, dv.take()),        relative_error(got.dz, dz.take()),
+      relative_error(got.db, db.take()),        relative_error(got.dA_log, dA.take()),
+      relative_error(got.d_dt_bias, dt.take()), relative_error(got.d_initial, initial.take())};
+  std::printf("bwd %-22s q %.1e k %.1e v %.1e z %.1e b %.1e A %.1e dt %.1e S %.1e\n", c.name.c_str(), e[0],
+              e[1], e[2], e[3], e[4], e[5], e[6], e[7]);
   for (int i = 0; i < 8; ++i) {
-    // With equal keys and beta near 1 every token overwrites the same direction: what is left of the initial state's gradient is a small
-    // difference of terms that are each rounded to bf16.
+    // With equal keys and beta near 1 every token overwrites the same direction: what is left of the initial
+    // state's gradient is a small difference of terms that are each rounded to bf16.
     const bool forgotten = i == 7 && c.kind == "equal_keys";
-    // An unbounded gate that alternates between "keep" and "forget all" has gate gradients of 1e-7 and less of the other gradients: they drown
-    // in the fp32 rounding of the sum over later tokens. They must be finite.
+    // An unbounded gate that alternates between "keep" and "forget all" has gate gradients of 1e-7 and less
+    // of the other gradients: they drown in the fp32 rounding of the sum over later tokens. They must be
+    // finite.
     const bool drowned = (i == 3 || i == 5 || i == 6) && c.kind == "gate_mixed" && c.bound == 0.f;
     expect(e[i] < (forgotten ? 0.3 : drowned ? 1e3 : kGradientLimit), c.name + " gradient error");
   }
@@ -179,14 +196,15 @@ void check_backward_batch(const Case& c, int seed) {
     const auto same = [&](const auto& x, const auto& y, size_t width) {
       return std::memcmp(x.data(), y.data() + d.cu[n] * width, x.size() * sizeof(x[0])) == 0;
     };
-    expect(same(alone.dq, all.dq, row) && same(alone.dk, all.dk, row) && same(alone.dv, all.dv, row) && same(alone.dz, all.dz, row) &&
-               same(alone.db, all.db, c.H),
+    expect(same(alone.dq, all.dq, row) && same(alone.dk, all.dk, row) && same(alone.dv, all.dv, row) &&
+               same(alone.dz, all.dz, row) && same(alone.db, all.db, c.H),
            c.name + " gradients of sequence " + std::to_string(n) + " differ alone");
   }
 }
 
 void backward_tests() {
-  for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed", "equal_keys", "norm30", "zero_norm", "beta_low", "beta_high"})
+  for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed", "equal_keys", "norm30",
+                           "zero_norm", "beta_low", "beta_high"})
     check_backward({kind, {150}, 2, kind}, 21);
   check_backward({"bite", {0, 1, 15, 16, 17, 63, 64, 65, 257, 0}, 2}, 22);
   check_backward({"bite no initial", {0, 1, 15, 16, 17, 63, 0}, 2, "random", false}, 23);
@@ -196,9 +214,10 @@ void backward_tests() {
 }
 
 // One step of a layer for one sequence and head in fp64. conv [3][128][3] and S [128][128] are updated.
-std::vector<double> step_reference(const std::vector<double>& x, const std::vector<double>& z, double b, const std::vector<double>& gate,
-                                   const std::vector<float>& w, const std::vector<float>& dt, const std::vector<float>& norm, double A, float bound,
-                                   std::vector<double>& conv, std::vector<double>& S) {
+std::vector<double> step_reference(const std::vector<double>& x, const std::vector<double>& z, double b,
+                                   const std::vector<double>& gate, const std::vector<float>& w,
+                                   const std::vector<float>& dt, const std::vector<float>& norm, double A,
+                                   float bound, std::vector<double>& conv, std::vector<double>& S) {
   std::vector<double> y(384), o(128), e(128);
   for (int i = 0; i < 384; ++i) {
     const double full[4] = {conv[i * 3], conv[i * 3 + 1], conv[i * 3 + 2], x[i]};
@@ -213,8 +232,10 @@ std::vector<double> step_reference(const std::vector<double>& x, const std::vect
   const double beta = 1 / (1 + std::exp(-b));
   for (int k = 0; k < 128; ++k) {
     const double logit = z[k] + dt[k];
-    const double g = bound < 0 ? bound / (1 + std::exp(-std::exp(A) * logit)) : -std::exp(A) * std::log1p(std::exp(logit));
-    for (int v = 0; v < 128; ++v) S[k * 128 + v] *= std::exp(g), e[v] -= S[k * 128 + v] * y[128 + k] / std::sqrt(kk);
+    const double g =
+        bound < 0 ? bound / (1 + std::exp(-std::exp(A) * logit)) : -std::exp(A) * std::log1p(std::exp(logit));
+    for (int v = 0; v < 128; ++v)
+      S[k * 128 + v] *= std::exp(g), e[v] -= S[k * 128 + v] * y[128 + k] / std::sqrt(kk);
   }
   double square = 0;
   for (int k = 0; k < 128; ++k)
@@ -242,10 +263,12 @@ void check_step(float bound) {
     for (uint16_t& y : x) y = bf16_bits(normal(rng));
     return x;
   };
-  const std::vector<float> w = floats(3 * H * 128 * 4, 0.5f), A = floats(H, 0.3f), dt = floats(H * 128, 0.5f, -2), norm = floats(128, 0.2f, 1);
+  const std::vector<float> w = floats(3 * H * 128 * 4, 0.5f), A = floats(H, 0.3f),
+                           dt = floats(H * 128, 0.5f, -2), norm = floats(128, 0.2f, 1);
   std::vector<float> state = floats(size_t(slots) * H * 16384, 0.3f);
   std::vector<uint16_t> conv = halves(size_t(slots) * 3 * H * 128 * 3);
-  for (int i = 0; i < H * 16384; ++i) state[size_t(1) * H * 16384 + i] = NAN;  // slots 1 and 2 belong to nobody
+  for (int i = 0; i < H * 16384; ++i)
+    state[size_t(1) * H * 16384 + i] = NAN;  // slots 1 and 2 belong to nobody
   std::vector<double> S(state.begin(), state.end()), C;
   for (uint16_t x : conv) C.push_back(bf16_value(x));
   const Buffer<float> dw(w), dA(A), ddt(dt), dnorm(norm), dstate(state);
@@ -253,11 +276,14 @@ void check_step(float bound) {
   const Buffer<int32_t> dslot(slot);
   double worst = 0;
   for (int step = 0; step < steps; ++step) {
-    const std::vector<uint16_t> x = halves(size_t(B) * 3 * H * 128), z = halves(size_t(B) * H * 128), b = halves(B * H), gate = halves(size_t(B) * H * 128);
+    const std::vector<uint16_t> x = halves(size_t(B) * 3 * H * 128), z = halves(size_t(B) * H * 128),
+                                b = halves(B * H), gate = halves(size_t(B) * H * 128);
     const Buffer<uint16_t> dx(x), dz(z), db(b), dgate(gate), y(size_t(B) * H * 128);
     KdaStepParams p;
-    p.qkv = dx.get(), p.z = dz.get(), p.b = db.get(), p.gate = dgate.get(), p.conv_weight = dw.get(), p.A_log = dA.get(), p.dt_bias = ddt.get();
-    p.norm_weight = dnorm.get(), p.slot = dslot.get(), p.conv_state = dconv.get(), p.state = dstate.get(), p.y = y.get();
+    p.qkv = dx.get(), p.z = dz.get(), p.b = db.get(), p.gate = dgate.get(), p.conv_weight = dw.get(),
+    p.A_log = dA.get(), p.dt_bias = ddt.get();
+    p.norm_weight = dnorm.get(), p.slot = dslot.get(), p.conv_state = dconv.get(), p.state = dstate.get(),
+    p.y = y.get();
     p.B = B, p.H = H, p.gate_bound = bound;
     CUDA_OK(kda_step(p));
     CUDA_OK(cudaDeviceSynchronize());
@@ -265,7 +291,9 @@ void check_step(float bound) {
     std::vector<double> want(got.size(), 0.0);
     for (int i = 0; i < B; ++i)
       for (int h = 0; h < H && slot[i] >= 0; ++h) {
-        std::vector<double> sx(384), sz(128), sg(128), sc(1152), sS(S.begin() + (size_t(slot[i]) * H + h) * 16384, S.begin() + (size_t(slot[i]) * H + h + 1) * 16384);
+        std::vector<double> sx(384), sz(128), sg(128), sc(1152),
+            sS(S.begin() + (size_t(slot[i]) * H + h) * 16384,
+               S.begin() + (size_t(slot[i]) * H + h + 1) * 16384);
         std::vector<float> sw(1536), sdt(dt.begin() + h * 128, dt.begin() + (h + 1) * 128);
         const auto channel = [&](int c) { return size_t(c / 128) * H * 128 + h * 128 + c % 128; };
         for (int c = 0; c < 384; ++c) {
@@ -273,8 +301,11 @@ void check_step(float bound) {
           for (int j = 0; j < 4; ++j) sw[c * 4 + j] = w[channel(c) * 4 + j];
           for (int j = 0; j < 3; ++j) sc[c * 3 + j] = C[(size_t(slot[i]) * 3 * H * 128 + channel(c)) * 3 + j];
         }
-        for (int c = 0; c < 128; ++c) sz[c] = bf16_value(z[(size_t(i) * H + h) * 128 + c]), sg[c] = bf16_value(gate[(size_t(i) * H + h) * 128 + c]);
-        const std::vector<double> o = step_reference(sx, sz, bf16_value(b[i * H + h]), sg, sw, sdt, norm, A[h], bound, sc, sS);
+        for (int c = 0; c < 128; ++c)
+          sz[c] = bf16_value(z[(size_t(i) * H + h) * 128 + c]),
+          sg[c] = bf16_value(gate[(size_t(i) * H + h) * 128 + c]);
+        const std::vector<double> o =
+            step_reference(sx, sz, bf16_value(b[i * H + h]), sg, sw, sdt, norm, A[h], bound, sc, sS);
         std::copy(o.begin(), o.end(), want.begin() + (size_t(i) * H + h) * 128);
         std::copy(sS.begin(), sS.end(), S.begin() + (size_t(slot[i]) * H + h) * 16384);
         for (int c = 0; c < 384; ++c)
@@ -294,7 +325,8 @@ void check_step(float bound) {
     }
   }
   std::printf("step bound %.0f  y %.2e  state %.2e\n", bound, worst, std::sqrt(diff / size));
-  // y is rounded to bf16; q, k, v are rounded to bf16 in both, so the state is nearly fp32-exact (a rounding that falls the other way is rare).
+  // y is rounded to bf16; q, k, v are rounded to bf16 in both, so the state is nearly fp32-exact (a rounding
+  // that falls the other way is rare).
   expect(worst < 5e-3 && std::sqrt(diff / size) < 1e-3, "step error");
 }
 
@@ -312,19 +344,26 @@ void check_conv() {
     for (uint16_t& y : x) y = bf16_bits(normal(rng));
     return x;
   };
-  const std::vector<uint16_t> x = halves(T * C), dy = halves(T * C), initial = halves(N * C * 3), d_final = halves(N * C * 3);
+  const std::vector<uint16_t> x = halves(T * C), dy = halves(T * C), initial = halves(N * C * 3),
+                              d_final = halves(N * C * 3);
   std::vector<float> w(C * 4);
   for (float& y : w) y = 0.5f * normal(rng);
-  std::vector<double> y(T * C), dx(T * C, 0.0), dw(C * 4, 0.0), final_state(N * C * 3), d_initial(N * C * 3, 0.0);
+  std::vector<double> y(T * C), dx(T * C, 0.0), dw(C * 4, 0.0), final_state(N * C * 3),
+      d_initial(N * C * 3, 0.0);
   for (int n = 0; n < N; ++n)
     for (int c = 0; c < C; ++c) {
       const int length = lengths[n];
-      const auto in = [&](int t) -> double { return t >= 0 ? bf16_value(x[(cu[n] + t) * C + c]) : bf16_value(initial[(n * C + c) * 3 + 3 + t]); };
-      const auto d_in = [&](int t) -> double& { return t >= 0 ? dx[(cu[n] + t) * C + c] : d_initial[(n * C + c) * 3 + 3 + t]; };
+      const auto in = [&](int t) -> double {
+        return t >= 0 ? bf16_value(x[(cu[n] + t) * C + c]) : bf16_value(initial[(n * C + c) * 3 + 3 + t]);
+      };
+      const auto d_in = [&](int t) -> double& {
+        return t >= 0 ? dx[(cu[n] + t) * C + c] : d_initial[(n * C + c) * 3 + 3 + t];
+      };
       for (int t = 0; t < length; ++t) {
         double u = 0;
         for (int j = 0; j < 4; ++j) u += w[c * 4 + j] * in(t - 3 + j);
-        const double s = 1 / (1 + std::exp(-u)), du = bf16_value(dy[(cu[n] + t) * C + c]) * s * (1 + u * (1 - s));
+        const double s = 1 / (1 + std::exp(-u)),
+                     du = bf16_value(dy[(cu[n] + t) * C + c]) * s * (1 + u * (1 - s));
         y[(cu[n] + t) * C + c] = u * s;
         for (int j = 0; j < 4; ++j) d_in(t - 3 + j) += w[c * 4 + j] * du, dw[c * 4 + j] += du * in(t - 3 + j);
       }
@@ -333,20 +372,24 @@ void check_conv() {
         d_in(length - 3 + j) += bf16_value(d_final[(n * C + c) * 3 + j]);
       }
     }
-  const Buffer<uint16_t> bx(x), bdy(dy), binitial(initial), bd_final(d_final), by(x.size()), bfinal(initial.size()), bdx(x.size()), bd_initial(initial.size());
+  const Buffer<uint16_t> bx(x), bdy(dy), binitial(initial), bd_final(d_final), by(x.size()),
+      bfinal(initial.size()), bdx(x.size()), bd_initial(initial.size());
   const Buffer<float> bw(w), bdw(w.size());
   const Buffer<int64_t> bcu(cu);
   ShortConvParams p;
-  p.x = bx.get(), p.weight = bw.get(), p.initial_state = binitial.get(), p.cu_seqlens = bcu.get(), p.T = T, p.C = C, p.N = N;
-  p.y = by.get(), p.final_state = bfinal.get(), p.dy = bdy.get(), p.d_final_state = bd_final.get(), p.dx = bdx.get(), p.dweight = bdw.get();
+  p.x = bx.get(), p.weight = bw.get(), p.initial_state = binitial.get(), p.cu_seqlens = bcu.get(), p.T = T,
+  p.C = C, p.N = N;
+  p.y = by.get(), p.final_state = bfinal.get(), p.dy = bdy.get(), p.d_final_state = bd_final.get(),
+  p.dx = bdx.get(), p.dweight = bdw.get();
   p.d_initial_state = bd_initial.get();
   const Buffer<uint8_t> workspace(short_conv_bwd_workspace_bytes(p));
   p.workspace = workspace.get();
   CUDA_OK(short_conv_fwd(p));
   CUDA_OK(short_conv_bwd(p));
   CUDA_OK(cudaDeviceSynchronize());
-  const double e[5] = {relative_error(by.take(), y), relative_error(bfinal.take(), final_state), relative_error(bdx.take(), dx),
-                       relative_error(bdw.take(), dw), relative_error(bd_initial.take(), d_initial)};
+  const double e[5] = {relative_error(by.take(), y), relative_error(bfinal.take(), final_state),
+                       relative_error(bdx.take(), dx), relative_error(bdw.take(), dw),
+                       relative_error(bd_initial.take(), d_initial)};
   std::printf("conv y %.1e final %.1e dx %.1e dw %.1e d_initial %.1e\n", e[0], e[1], e[2], e[3], e[4]);
   // One rounding to bf16, except the weight's gradient, which is fp32.
   expect(e[0] < 3e-3 && e[1] == 0 && e[2] < 3e-3 && e[3] < 1e-5 && e[4] < 3e-3, "short convolution error");
@@ -354,7 +397,8 @@ void check_conv() {
 
 void forward_tests() {
   const std::vector<int> bite = {0, 1, 15, 16, 17, 63, 64, 65, 257, 0};
-  for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed", "equal_keys", "norm30", "zero_norm", "beta_low", "beta_high"})
+  for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed", "equal_keys", "norm30",
+                           "zero_norm", "beta_low", "beta_high"})
     check_forward({kind, {300}, 2, kind}, 1);
   check_forward({"bite", bite, 3}, 2);
   check_forward({"bite no initial", bite, 2, "random", false}, 3);

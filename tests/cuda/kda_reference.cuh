@@ -1,4 +1,5 @@
-// The KDA recurrence and its gradient token by token in fp64 on the GPU: the oracle of kda_gpu_test.cu. Slow and simple.
+// The KDA recurrence and its gradient token by token in fp64 on the GPU: the oracle of kda_gpu_test.cu. Slow
+// and simple.
 //   S' = diag(a_t) S_(t-1),  e = v_t - S'^T k_t,  S_t = S' + beta_t k_t e^T,  o_t = S_t^T q_t
 // One block of 128 threads per sequence and head; thread v owns state column v.
 #pragma once
@@ -29,7 +30,9 @@ __device__ inline double block_sum(double x, double* shared) {
   return shared[0];
 }
 
-__device__ inline double as_double(const void* p, int64_t i) { return double(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i])); }
+__device__ inline double as_double(const void* p, int64_t i) {
+  return double(__bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]));
+}
 
 struct Token {
   double k, q, alpha, g, slope;  // of channel threadIdx.x; slope = dg / dz
@@ -85,10 +88,12 @@ __global__ void forward(KdaInputs in, Outputs out) {
 }
 
 struct Gradients {
-  double *dq, *dk, *dv, *dz, *db, *dA_log, *d_dt_bias, *d_initial_state;  // dA_log, d_dt_bias zeroed by the caller
+  double *dq, *dk, *dv, *dz, *db, *dA_log, *d_dt_bias,
+      *d_initial_state;  // dA_log, d_dt_bias zeroed by the caller
 };
 
-__global__ void backward(KdaInputs in, const void* d_o, const float* d_final, const double* history, Gradients grad) {
+__global__ void backward(KdaInputs in, const void* d_o, const float* d_final, const double* history,
+                         Gradients grad) {
   __shared__ double shared[128], k[128], q[128], alpha[128], dq[128], dk[128], dalpha[128];
   const int n = blockIdx.x, h = blockIdx.y, v = threadIdx.x;
   const int64_t state = (int64_t(n) * in.H + h) * 128 * 128 + v;

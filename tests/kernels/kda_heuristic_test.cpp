@@ -11,7 +11,8 @@ namespace {
 
 TEST(KdaHeuristic, SegmentsAreWholeChunksAndBounded) {
   for (int heads : {1, 2, 3, 12, 24, 48, 49, 64, 96, 200})
-    for (int64_t length : {0L, 1L, 15L, 16L, 17L, 2047L, 2048L, 4097L, 8192L, 65536L, 262144L, 1048576L, 5000000L}) {
+    for (int64_t length :
+         {0L, 1L, 15L, 16L, 17L, 2047L, 2048L, 4097L, 8192L, 65536L, 262144L, 1048576L, 5000000L}) {
       const int64_t segment = kda_segment_length(length, heads);
       EXPECT_EQ(segment % kKdaChunk, 0) << heads << " " << length;
       EXPECT_GT(segment, 0);
@@ -29,8 +30,9 @@ TEST(KdaHeuristic, ManyHeadsAndShortSequencesAreNotCut) {
   EXPECT_EQ(kda_segment_length(1 << 20, 12), 1 << 15);
 }
 
-// The cut is a function of the sequence's own length and H: nothing else can enter. What must hold besides: numbers of
-// different sequences never meet, whatever the lengths, and stay below the count that grids and workspaces are made for.
+// The cut is a function of the sequence's own length and H: nothing else can enter. What must hold besides:
+// numbers of different sequences never meet, whatever the lengths, and stay below the count that grids and
+// workspaces are made for.
 TEST(KdaHeuristic, UnitNumbersAreDisjoint) {
   std::mt19937 rng(7);
   for (int round = 0; round < 200; ++round) {

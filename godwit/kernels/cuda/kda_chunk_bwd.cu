@@ -1,12 +1,15 @@
-// Entry point of the KDA chunk backward. Nothing is kept from the forward: operand blocks, chunk states and U are made again, the gradient of the
-// state is carried back over the chunks, then every chunk makes its gradients on its own.
+// Entry point of the KDA chunk backward. Nothing is kept from the forward: operand blocks, chunk states and U
+// are made again, the gradient of the state is carried back over the chunks, then every chunk makes its
+// gradients on its own.
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 
 namespace godwit::kernels {
 namespace {
 
-constexpr size_t align256(size_t n) { return (n + 255) / 256 * 256; }
+constexpr size_t align256(size_t n) {
+  return (n + 255) / 256 * 256;
+}
 
 struct Plan {
   size_t blocks, states, u, dt, A;
@@ -15,13 +18,15 @@ struct Plan {
 
 Plan plan(const KdaInputs& in) {
   const size_t units = size_t(kda_unit_count(in.T, in.N, kKdaChunk)) * in.H;
-  return {align256(units * sm90::Block::kBytes), align256(units * 128 * 128 * 2), align256(size_t(in.T) * in.H * 128 * 2), align256(units * 128 * 4),
-          align256(units * 4)};
+  return {align256(units * sm90::Block::kBytes), align256(units * 128 * 128 * 2),
+          align256(size_t(in.T) * in.H * 128 * 2), align256(units * 128 * 4), align256(units * 4)};
 }
 
 }  // namespace
 
-size_t kda_chunk_bwd_workspace_bytes(const KdaInputs& in) { return plan(in).total(); }
+size_t kda_chunk_bwd_workspace_bytes(const KdaInputs& in) {
+  return plan(in).total();
+}
 
 int kda_chunk_bwd(const KdaChunkBwdParams& p) {
   if (p.in.N == 0 || p.in.H == 0) return cudaSuccess;

@@ -1,11 +1,14 @@
-// Entry point of the KDA chunk forward: operand blocks, then the state pass; long sequences pass through segment maps and their scan.
+// Entry point of the KDA chunk forward: operand blocks, then the state pass; long sequences pass through
+// segment maps and their scan.
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 
 namespace godwit::kernels {
 namespace {
 
-constexpr size_t align256(size_t n) { return (n + 255) / 256 * 256; }
+constexpr size_t align256(size_t n) {
+  return (n + 255) / 256 * 256;
+}
 
 struct Plan {
   size_t blocks, maps, states;

@@ -1,5 +1,6 @@
-// Short convolution and SiLU, forward and backward. Bound by bytes: a thread owns kLanes neighbouring channels (16 or 8 bytes) and walks down a
-// strip of tokens with the last inputs in registers. Strips are numbered like chunks (kda_heuristic.h), so no sequence boundary is crossed.
+// Short convolution and SiLU, forward and backward. Bound by bytes: a thread owns kLanes neighbouring
+// channels (16 or 8 bytes) and walks down a strip of tokens with the last inputs in registers. Strips are
+// numbered like chunks (kda_heuristic.h), so no sequence boundary is crossed.
 //   u_t = sum_j w_j x_(t-3+j)   y_t = u_t s(u_t)   du_t = dy_t s(u_t) (1 + u_t (1 - s(u_t)))
 //   dx_t = sum_j w_j du_(t+3-j)   dw_j = sum_t du_t x_(t-3+j)
 // The strips' shares of dw are summed in a fixed order by a second kernel.
@@ -16,17 +17,19 @@ constexpr int kStrip = 64, kThreads = 128;
 
 struct Strip {
   int n;
-  int64_t begin, end;    // of the sequence
-  int64_t first, last;   // tokens [first, last) of the strip
-  bool any;              // the strip exists; an empty sequence has one strip without tokens
+  int64_t begin, end;   // of the sequence
+  int64_t first, last;  // tokens [first, last) of the strip
+  bool any;             // the strip exists; an empty sequence has one strip without tokens
 };
 
 __device__ __forceinline__ Strip find_strip(const ShortConvParams& p, int64_t unit) {
   int low = 0, high = p.N - 1;
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
-    if (kda_first_unit(p.cu_seqlens[middle], middle, kStrip) <= unit) low = middle;
-    else high = middle - 1;
+    if (kda_first_unit(p.cu_seqlens[middle], middle, kStrip) <= unit)
+      low = middle;
+    else
+      high = middle - 1;
   }
   Strip s{low, p.cu_seqlens[low], p.cu_seqlens[low + 1], 0, 0, false};
   s.first = s.begin + (unit - kda_first_unit(s.begin, low, kStrip)) * kStrip;
@@ -56,11 +59,14 @@ __device__ __forceinline__ void store(const float (&from)[kLanes], void* rows, i
 
 // The input at token t of the strip's sequence, which may lie up to 3 before it.
 template <int kLanes>
-__device__ __forceinline__ void input(float (&to)[kLanes], const ShortConvParams& p, const Strip& s, int64_t t, int64_t channel) {
+__device__ __forceinline__ void input(float (&to)[kLanes], const ShortConvParams& p, const Strip& s,
+                                      int64_t t, int64_t channel) {
   if (t >= s.begin) return load(to, p.x, t * p.C + channel);
 #pragma unroll
   for (int i = 0; i < kLanes; ++i)
-    to[i] = p.initial_state ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.initial_state)[(s.n * p.C + channel + i) * 3 + 3 + t - s.begin]) : 0.f;
+    to[i] = p.initial_state ? __bfloat162float(static_cast<const __nv_bfloat16*>(
+                                  p.initial_state)[(s.n * p.C + channel + i) * 3 + 3 + t - s.begin])
+                            : 0.f;
 }
 
 template <int kLanes>
@@ -96,14 +102,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 #pragma unroll
     for (int j = 0; j < 3; ++j)
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i) static_cast<__nv_bfloat16*>(p.final_state)[(s.n * p.C + channel + i) * 3 + j] = __float2bfloat16(x[j][i]);
+      for (int i = 0; i < kLanes; ++i)
+        static_cast<__nv_bfloat16*>(p.final_state)[(s.n * p.C + channel + i) * 3 + j] =
+            __float2bfloat16(x[j][i]);
   }
 }
 
 // d of the input at token t that arrives through the final state, which holds the last three inputs.
-__device__ __forceinline__ float from_final(const ShortConvParams& p, const Strip& s, int64_t t, int64_t channel) {
+__device__ __forceinline__ float from_final(const ShortConvParams& p, const Strip& s, int64_t t,
+                                            int64_t channel) {
   const int64_t j = t - (s.end - 3);
-  return p.d_final_state && j >= 0 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.d_final_state)[(s.n * p.C + channel) * 3 + j]) : 0.f;
+  return p.d_final_state && j >= 0 ? __bfloat162float(static_cast<const __nv_bfloat16*>(
+                                         p.d_final_state)[(s.n * p.C + channel) * 3 + j])
+                                   : 0.f;
 }
 
 __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ ShortConvParams p) {
@@ -115,7 +126,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   float w[4][kLanes], x[4][kLanes], du[4][kLanes] = {}, dw[4][kLanes] = {}, dx[kLanes];
   weights(w, p, channel);
   if (s.any) {
-    // x[j] is the input at t - 3 + j, du[j] belongs to token t - 3 + j. A strip's dx need du up to three tokens further.
+    // x[j] is the input at t - 3 + j, du[j] belongs to token t - 3 + j. A strip's dx need du up to three
+    // tokens further.
 #pragma unroll
     for (int j = 0; j < 3; ++j) input(x[j], p, s, s.first - 3 + j, channel);
     const int64_t stop = s.last + 3;
@@ -127,7 +139,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         load(dy, p.dy, t * p.C + channel);
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
-          const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i], sig = 1.f / (1.f + __expf(-u));
+          const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i],
+                      sig = 1.f / (1.f + __expf(-u));
           du[3][i] = dy[i] * sig * (1.f + u * (1.f - sig));
           if (t < s.last) {
 #pragma unroll
@@ -140,7 +153,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
       }
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        dx[i] = w[3][i] * du[0][i] + w[2][i] * du[1][i] + w[1][i] * du[2][i] + w[0][i] * du[3][i] + from_final(p, s, t - 3, channel + i);
+        dx[i] = w[3][i] * du[0][i] + w[2][i] * du[1][i] + w[1][i] * du[2][i] + w[0][i] * du[3][i] +
+                from_final(p, s, t - 3, channel + i);
         x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
         du[0][i] = du[1][i], du[1][i] = du[2][i], du[2][i] = du[3][i];
       }
@@ -149,7 +163,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
       } else if (s.first == s.begin && p.d_initial_state) {  // inputs before the sequence
 #pragma unroll
         for (int i = 0; i < kLanes; ++i)
-          static_cast<__nv_bfloat16*>(p.d_initial_state)[(s.n * p.C + channel + i) * 3 + t - s.first] = __float2bfloat16(dx[i]);
+          static_cast<__nv_bfloat16*>(p.d_initial_state)[(s.n * p.C + channel + i) * 3 + t - s.first] =
+              __float2bfloat16(dx[i]);
       }
     }
   }
@@ -157,7 +172,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   for (int i = 0; i < kLanes; ++i) share[i] = make_float4(dw[0][i], dw[1][i], dw[2][i], dw[3][i]);
 }
 
-__global__ void __launch_bounds__(kThreads) reduce_kernel(const float4* shares, float4* dweight, int64_t strips, int64_t C) {
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(const float4* shares, float4* dweight, int64_t strips, int64_t C) {
   const int64_t c = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (c >= C) return;
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -169,25 +185,31 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(const float4* shares, 
   dweight[c] = sum;
 }
 
-unsigned blocks(int64_t n, int64_t per) { return unsigned((n + per - 1) / per); }
+unsigned blocks(int64_t n, int64_t per) {
+  return unsigned((n + per - 1) / per);
+}
 
 }  // namespace
 
 int short_conv_fwd(const ShortConvParams& p) {
   if (p.C % 8 != 0) return cudaErrorInvalidValue;
   if (p.N == 0 || p.C == 0) return cudaSuccess;
-  forward_kernel<<<dim3(blocks(p.C, kThreads * 8), unsigned(kda_unit_count(p.T, p.N, kStrip))), kThreads, 0, p.stream>>>(p);
+  forward_kernel<<<dim3(blocks(p.C, kThreads * 8), unsigned(kda_unit_count(p.T, p.N, kStrip))), kThreads, 0,
+                   p.stream>>>(p);
   return cudaGetLastError();
 }
 
-size_t short_conv_bwd_workspace_bytes(const ShortConvParams& p) { return size_t(kda_unit_count(p.T, p.N, kStrip)) * p.C * 16; }
+size_t short_conv_bwd_workspace_bytes(const ShortConvParams& p) {
+  return size_t(kda_unit_count(p.T, p.N, kStrip)) * p.C * 16;
+}
 
 int short_conv_bwd(const ShortConvParams& p) {
   if (p.C % 8 != 0) return cudaErrorInvalidValue;
   if (p.N == 0 || p.C == 0) return cudaSuccess;
   const int64_t strips = kda_unit_count(p.T, p.N, kStrip);
   backward_kernel<<<dim3(blocks(p.C, kThreads * 4), unsigned(strips)), kThreads, 0, p.stream>>>(p);
-  reduce_kernel<<<blocks(p.C, kThreads), kThreads, 0, p.stream>>>(static_cast<const float4*>(p.workspace), reinterpret_cast<float4*>(p.dweight), strips, p.C);
+  reduce_kernel<<<blocks(p.C, kThreads), kThreads, 0, p.stream>>>(
+      static_cast<const float4*>(p.workspace), reinterpret_cast<float4*>(p.dweight), strips, p.C);
   return cudaGetLastError();
 }
 

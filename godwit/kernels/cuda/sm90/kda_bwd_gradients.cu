@@ -1,14 +1,18 @@
-// Chunk-parallel part of the KDA backward: one CTA of 8 warps per chunk and head. From the recorded states S (entering) and dS' (of the state
-// leaving), U, dX = dV and dO it makes the gradients of q, k, gate logits and beta, and this chunk's share of dt_bias and A_log:
+// Chunk-parallel part of the KDA backward: one CTA of 8 warps per chunk and head. From the recorded states S
+// (entering) and dS' (of the state leaving), U, dX = dV and dO it makes the gradients of q, k, gate logits
+// and beta, and this chunk's share of dt_bias and A_log:
 //   dM = stril(dO U^T)   P = -stril(dX U^T)                                  (P = diag(beta) dL)
-//   dq = (dO S^T) e^G + (dM Ki) e^G      dk+ = -(dX S^T) e^G + (P Ki) e^G     dk- = (P^T Kd + dM^T Qd) e^-G + (U dS'^T) e^(G_last - G)
-//   dG = q dq + k (dk+ - dk-), on the last row also sum_t k (U dS'^T) e^(G_last - G) + e^(G_last) rowsum(S dS');  dg = reverse cumsum of dG
-// What the last row adds for k (U dS'^T) e^(G_last - G) and rows t and later subtract again is written as the sum over the rows before t.
+//   dq = (dO S^T) e^G + (dM Ki) e^G      dk+ = -(dX S^T) e^G + (P Ki) e^G     dk- = (P^T Kd + dM^T Qd) e^-G +
+//   (U dS'^T) e^(G_last - G) dG = q dq + k (dk+ - dk-), on the last row also sum_t k (U dS'^T) e^(G_last - G)
+//   + e^(G_last) rowsum(S dS');  dg = reverse cumsum of dG
+// What the last row adds for k (U dS'^T) e^(G_last - G) and rows t and later subtract again is written as the
+// sum over the rows before t.
 //   db = (1 - beta) diag(dX U^T) / beta
-// The diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there rather than subtracted.
-// Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products away from underflow; the forward must not do so, because
-// a token's bits would then depend on later gates.
-// Warp w owns channels 16 w ... 16 w + 15. Values are held like m16n8 accumulators: x[j][2 r + e] is token g + 8 r, channel 16 w + 8 j + 2 t + e.
+// The diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there
+// rather than subtracted. Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products
+// away from underflow; the forward must not do so, because a token's bits would then depend on later gates.
+// Warp w owns channels 16 w ... 16 w + 15. Values are held like m16n8 accumulators: x[j][2 r + e] is token g
+// + 8 r, channel 16 w + 8 j + 2 t + e.
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
 
@@ -23,7 +27,7 @@ struct GradShared {
   alignas(128) uint8_t dO[kTile], U[kTile], X[kTile], Kd[kTile], Qd[kTile], Ki[kTile];
   alignas(128) uint8_t P[512], dM[512];  // both strictly lower
   float diagonal[kChunk];                // of dM
-  alignas(16) float sum[2][kChunk][8];  // per token: k then q sums of the eight warps
+  alignas(16) float sum[2][kChunk][8];   // per token: k then q sums of the eight warps
   float A[8];
   alignas(8) uint64_t full;
 };
@@ -32,34 +36,43 @@ using Values = float[2][4];
 
 // What a thread keeps about its 8 elements.
 struct Element {
-  Values q, k, G, slope, logit;  // q, k normalised; G cumulative log2-decay; slope = dg/dz, logit = z + dt (unbounded: g)
-  float half[2][2], last[2][2];  // G_last / 2 and G_last of the thread's four channels [j][e]
+  Values q, k, G, slope,
+      logit;  // q, k normalised; G cumulative log2-decay; slope = dg/dz, logit = z + dt (unbounded: g)
+  float half[2][2], last[2][2];    // G_last / 2 and G_last of the thread's four channels [j][e]
   float factor_q[2], factor_k[2];  // of its two tokens
 };
 
-__device__ __forceinline__ void load_tile(uint8_t* tile, const void* rows, int64_t token, int heads, int head, int valid, int thread) {
+__device__ __forceinline__ void load_tile(uint8_t* tile, const void* rows, int64_t token, int heads, int head,
+                                          int valid, int thread) {
   const int row = thread >> 4, unit = thread & 15;
   const bool there = row < valid;
   cp_async_16(smem_address(tile + wide_offset(row, unit, Block::kPanel)),
-              static_cast<const __nv_bfloat16*>(rows) + ((token + (there ? row : 0)) * heads + head) * kWidth + unit * 8, there ? 16 : 0);
+              static_cast<const __nv_bfloat16*>(rows) +
+                  ((token + (there ? row : 0)) * heads + head) * kWidth + unit * 8,
+              there ? 16 : 0);
 }
 
-// Sums over the channels of each token, of two quantities: a for k, b for q. Complete after the next barrier (token_sum).
-__device__ __forceinline__ void add_token_sums(GradShared& shared, const float (&a)[2], const float (&b)[2], int warp, int lane) {
+// Sums over the channels of each token, of two quantities: a for k, b for q. Complete after the next barrier
+// (token_sum).
+__device__ __forceinline__ void add_token_sums(GradShared& shared, const float (&a)[2], const float (&b)[2],
+                                               int warp, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float x = a[r], y = b[r];
     x += __shfl_xor_sync(0xffffffffu, x, 1), y += __shfl_xor_sync(0xffffffffu, y, 1);
     x += __shfl_xor_sync(0xffffffffu, x, 2), y += __shfl_xor_sync(0xffffffffu, y, 2);
-    if ((lane & 3) == 0) shared.sum[0][(lane >> 2) + 8 * r][warp] = x, shared.sum[1][(lane >> 2) + 8 * r][warp] = y;
+    if ((lane & 3) == 0)
+      shared.sum[0][(lane >> 2) + 8 * r][warp] = x, shared.sum[1][(lane >> 2) + 8 * r][warp] = y;
   }
 }
 __device__ __forceinline__ float token_sum(const GradShared& shared, int which, int token) {
-  const float4 a = reinterpret_cast<const float4*>(shared.sum[which][token])[0], b = reinterpret_cast<const float4*>(shared.sum[which][token])[1];
+  const float4 a = reinterpret_cast<const float4*>(shared.sum[which][token])[0],
+               b = reinterpret_cast<const float4*>(shared.sum[which][token])[1];
   return ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
 }
 
-// Inclusive sums over the 16 tokens, towards later tokens; x[0] is token g, x[1] token g + 8. `total` is the sum of all.
+// Inclusive sums over the 16 tokens, towards later tokens; x[0] is token g, x[1] token g + 8. `total` is the
+// sum of all.
 __device__ __forceinline__ void scan_forward(float& x0, float& x1, float& total, int lane) {
 #pragma unroll
   for (int d = 4; d < 32; d *= 2) {
@@ -96,7 +109,8 @@ __device__ __forceinline__ void gate(Element& e, int j, int i, float x, float bo
 
 // Loads, normalises and gates the thread's elements. Two barriers inside.
 template <bool kBounded>
-__device__ __forceinline__ void load_elements(Element& e, const KdaInputs& in, GradShared& shared, int64_t token, int valid, int head, int warp, int lane) {
+__device__ __forceinline__ void load_elements(Element& e, const KdaInputs& in, GradShared& shared,
+                                              int64_t token, int valid, int head, int warp, int lane) {
   const int g = lane >> 2, t2 = (lane & 3) * 2;
   const float rate = expf(in.A_log[head]);
   float kk[2] = {}, qq[2] = {};
@@ -109,7 +123,9 @@ __device__ __forceinline__ void load_elements(Element& e, const KdaInputs& in, G
       const int row = g + 8 * r;
       const bool there = row < valid;
       const int64_t at = ((token + row) * in.H + head) * kWidth + c;
-      const auto word = [&](const void* p) { return there ? *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p) + at) : 0u; };
+      const auto word = [&](const void* p) {
+        return there ? *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p) + at) : 0u;
+      };
       const uint32_t q = word(in.q), k = word(in.k), z = word(in.z);
       e.q[j][2 * r] = low_bf16(q), e.q[j][2 * r + 1] = high_bf16(q);
       e.k[j][2 * r] = low_bf16(k), e.k[j][2 * r + 1] = high_bf16(k);
@@ -142,20 +158,24 @@ __device__ __forceinline__ void write_centred(const Element& e, GradShared& shar
   for (int j = 0; j < 2; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float u0 = exp2_approx(e.G[j][2 * r] - e.half[j][0]), u1 = exp2_approx(e.G[j][2 * r + 1] - e.half[j][1]);
+      const float u0 = exp2_approx(e.G[j][2 * r] - e.half[j][0]),
+                  u1 = exp2_approx(e.G[j][2 * r + 1] - e.half[j][1]);
       const int at = wide_offset((lane >> 2) + 8 * r, 2 * warp + j, Block::kPanel) + (lane & 3) * 4;
       *reinterpret_cast<uint32_t*>(shared.Kd + at) = pack_bf16(e.k[j][2 * r] * u0, e.k[j][2 * r + 1] * u1);
       *reinterpret_cast<uint32_t*>(shared.Qd + at) = pack_bf16(e.q[j][2 * r] * u0, e.q[j][2 * r + 1] * u1);
       *reinterpret_cast<uint32_t*>(shared.Ki + at) =
-          pack_bf16(e.k[j][2 * r] * exp2_approx(e.half[j][0] - e.G[j][2 * r]), e.k[j][2 * r + 1] * exp2_approx(e.half[j][1] - e.G[j][2 * r + 1]));
+          pack_bf16(e.k[j][2 * r] * exp2_approx(e.half[j][0] - e.G[j][2 * r]),
+                    e.k[j][2 * r + 1] * exp2_approx(e.half[j][1] - e.G[j][2 * r + 1]));
     }
 }
 
 // Warp 0: P and db. Warp 1: dM.
-__device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared& shared, int64_t token, int valid, int head, int warp, int lane) {
+__device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared& shared, int64_t token,
+                                                int valid, int head, int warp, int lane) {
   const int g = lane >> 2, t2 = (lane & 3) * 2;
   Values c;
-  row_products(c, smem_address(warp == 0 ? shared.X : shared.dO), Block::kPanel, smem_address(shared.U), lane);
+  row_products(c, smem_address(warp == 0 ? shared.X : shared.dO), Block::kPanel, smem_address(shared.U),
+               lane);
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -165,24 +185,29 @@ __device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared&
       if (warp == 0) {
         if ((row == column || row == column + 1) && row < valid) {
           const float beta = beta_of(a.in, token + row, head);
-          a.db[(token + row) * a.in.H + head] = (1.f - beta) * (row == column ? x0 : x1) / fmaxf(beta, 1e-30f);
+          a.db[(token + row) * a.in.H + head] =
+              (1.f - beta) * (row == column ? x0 : x1) / fmaxf(beta, 1e-30f);
         }
         x0 = column < row ? -x0 : 0.f, x1 = column + 1 < row ? -x1 : 0.f;
       } else {
         if (row == column || row == column + 1) shared.diagonal[row] = row == column ? x0 : x1;
         x0 = column < row ? x0 : 0.f, x1 = column + 1 < row ? x1 : 0.f;
       }
-      *reinterpret_cast<uint32_t*>((warp == 0 ? shared.P : shared.dM) + narrow_offset(row, j) + t2 * 2) = pack_bf16(x0, x1);
+      *reinterpret_cast<uint32_t*>((warp == 0 ? shared.P : shared.dM) + narrow_offset(row, j) + t2 * 2) =
+          pack_bf16(x0, x1);
     }
 }
 
-// dqs = dO S^T, dks = dX S^T, dkr = U dS'^T, and the row sums of S dS' for the lane's eight channels (unit lane & 1 of the warp's two).
-__device__ __forceinline__ void state_products(Values& dqs, Values& dks, Values& dkr, float (&rows)[8], const GradShared& shared, int warp, int lane) {
+// dqs = dO S^T, dks = dX S^T, dkr = U dS'^T, and the row sums of S dS' for the lane's eight channels (unit
+// lane & 1 of the warp's two).
+__device__ __forceinline__ void state_products(Values& dqs, Values& dks, Values& dkr, float (&rows)[8],
+                                               const GradShared& shared, int warp, int lane) {
   const int row = (lane & 7) + ((lane >> 3) & 1) * 8;
 #pragma unroll
   for (int v = 0; v < 8; ++v) {
     uint32_t f[4], b[4];
-    const int a_at = wide_offset(lane & 15, 2 * v + (lane >> 4), Block::kPanel), b_at = record_offset(16 * v + row, 2 * warp + (lane >> 4));
+    const int a_at = wide_offset(lane & 15, 2 * v + (lane >> 4), Block::kPanel),
+              b_at = record_offset(16 * v + row, 2 * warp + (lane >> 4));
     ldmatrix_x4_trans(b, smem_address(shared.S) + b_at);
     ldmatrix_x4(f, smem_address(shared.dO) + a_at);
     mma_bf16(dqs[0], f, b[0], b[1]);
@@ -195,7 +220,8 @@ __device__ __forceinline__ void state_products(Values& dqs, Values& dks, Values&
     mma_bf16(dkr[0], f, b[0], b[1]);
     mma_bf16(dkr[1], f, b[2], b[3]);
     const int at = record_offset(16 * v + (lane >> 1), 2 * warp + (lane & 1));
-    const uint4 s = *reinterpret_cast<const uint4*>(shared.S + at), d = *reinterpret_cast<const uint4*>(shared.D + at);
+    const uint4 s = *reinterpret_cast<const uint4*>(shared.S + at),
+                d = *reinterpret_cast<const uint4*>(shared.D + at);
     const uint32_t x[4] = {s.x, s.y, s.z, s.w}, y[4] = {d.x, d.y, d.z, d.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -207,10 +233,13 @@ __device__ __forceinline__ void state_products(Values& dqs, Values& dks, Values&
     for (int m = 2; m < 32; m *= 2) rows[i] += __shfl_xor_sync(0xffffffffu, rows[i], m);
 }
 
-// The in-chunk parts by tensor cores: dqm = dM Ki, dkp = P Ki, dki = P^T Kd + dM^T Qd, relative to G_last / 2.
-__device__ __forceinline__ void score_products(Values& dqm, Values& dkp, Values& dki, const GradShared& shared, int warp, int lane) {
+// The in-chunk parts by tensor cores: dqm = dM Ki, dkp = P Ki, dki = P^T Kd + dM^T Qd, relative to G_last
+// / 2.
+__device__ __forceinline__ void score_products(Values& dqm, Values& dkp, Values& dki,
+                                               const GradShared& shared, int warp, int lane) {
   uint32_t f[4], b[4];
-  const int rows_at = narrow_offset(lane & 15, lane >> 4), columns_at = narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1);
+  const int rows_at = narrow_offset(lane & 15, lane >> 4),
+            columns_at = narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1);
   const int b_at = wide_offset((lane & 7) + ((lane >> 3) & 1) * 8, 2 * warp + (lane >> 4), Block::kPanel);
   ldmatrix_x4_trans(b, smem_address(shared.Ki) + b_at);
   ldmatrix_x4(f, smem_address(shared.dM) + rows_at);
@@ -229,21 +258,27 @@ __device__ __forceinline__ void score_products(Values& dqm, Values& dkp, Values&
   mma_bf16(dki[1], f, b[2], b[3]);
 }
 
-// The same for the unbounded gate, exponents subtracted pair by pair and already multiplied in. S and D are free by now. Three barriers inside.
-__device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dki, const Element& e, GradShared& shared, int warp, int lane) {
+// The same for the unbounded gate, exponents subtracted pair by pair and already multiplied in. S and D are
+// free by now. Three barriers inside.
+__device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dki, const Element& e,
+                                            GradShared& shared, int warp, int lane) {
   auto* in = reinterpret_cast<float(*)[kChunk][kWidth]>(shared.S);   // k, q, G
   auto* out = reinterpret_cast<float(*)[kChunk][kWidth]>(shared.D);  // dqm, dkp, dki
   const auto each = [&](auto f) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f(j, i, (lane >> 2) + 8 * (i >> 1), warp * 16 + 8 * j + (lane & 3) * 2 + (i & 1));
+      for (int i = 0; i < 4; ++i)
+        f(j, i, (lane >> 2) + 8 * (i >> 1), warp * 16 + 8 * j + (lane & 3) * 2 + (i & 1));
   };
   __syncthreads();
-  each([&](int j, int i, int token, int c) { in[0][token][c] = e.k[j][i], in[1][token][c] = e.q[j][i], in[2][token][c] = e.G[j][i]; });
+  each([&](int j, int i, int token, int c) {
+    in[0][token][c] = e.k[j][i], in[1][token][c] = e.q[j][i], in[2][token][c] = e.G[j][i];
+  });
   __syncthreads();
   const auto score = [&](const uint8_t* m, int i, int j) {
-    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(m + narrow_offset(i, j >> 3) + (j & 7) * 2));
+    return __bfloat162float(
+        *reinterpret_cast<const __nv_bfloat16*>(m + narrow_offset(i, j >> 3) + (j & 7) * 2));
   };
   const int c = threadIdx.x & 127, first = threadIdx.x >> 7;
   for (int i = first; i < kChunk; i += 2) {
@@ -253,17 +288,22 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
       x += score(shared.dM, i, j) * kj, y += score(shared.P, i, j) * kj;
     }
     for (int j = i + 1; j < kChunk; ++j)
-      z += (score(shared.P, j, i) * in[0][j][c] + score(shared.dM, j, i) * in[1][j][c]) * exp2_approx(in[2][j][c] - in[2][i][c]);
+      z += (score(shared.P, j, i) * in[0][j][c] + score(shared.dM, j, i) * in[1][j][c]) *
+           exp2_approx(in[2][j][c] - in[2][i][c]);
     out[0][i][c] = x, out[1][i][c] = y, out[2][i][c] = z;
   }
   __syncthreads();
-  each([&](int j, int i, int token, int ch) { dqm[j][i] = out[0][token][ch], dkp[j][i] = out[1][token][ch], dki[j][i] = out[2][token][ch]; });
+  each([&](int j, int i, int token, int ch) {
+    dqm[j][i] = out[0][token][ch], dkp[j][i] = out[1][token][ch], dki[j][i] = out[2][token][ch];
+  });
 }
 
 // dq, dk of the normalised vectors from the products, dG into dg.
 template <bool kBounded>
-__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Values& carried, const Element& e, const float (&diagonal)[2],
-                                        const Values& dqs, const Values& dks, const Values& dkr, const Values& dqm, const Values& dkp, const Values& dki) {
+__device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Values& carried, const Element& e,
+                                        const float (&diagonal)[2], const Values& dqs, const Values& dks,
+                                        const Values& dkr, const Values& dqm, const Values& dkp,
+                                        const Values& dki) {
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -283,7 +323,8 @@ __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Valu
 
 // From dG to dz and the shares of dt_bias and A_log; dg becomes dz. Returns the thread's share of dA_log.
 template <bool kBounded>
-__device__ __forceinline__ float gate_gradients(Values& dg, Values& carried, const float (&rows)[8], const Element& e, float* dt_part, int warp, int lane) {
+__device__ __forceinline__ float gate_gradients(Values& dg, Values& carried, const float (&rows)[8],
+                                                const Element& e, float* dt_part, int warp, int lane) {
   float dA = 0.f;
   const int t = lane & 3;
 #pragma unroll
@@ -310,22 +351,28 @@ __device__ __forceinline__ float gate_gradients(Values& dg, Values& carried, con
       }
     }
 #pragma unroll
-    for (int m = 4; m < 32; m *= 2) share[0] += __shfl_xor_sync(0xffffffffu, share[0], m), share[1] += __shfl_xor_sync(0xffffffffu, share[1], m);
-    if (lane < 4) *reinterpret_cast<float2*>(dt_part + warp * 16 + 8 * j + 2 * t) = make_float2(share[0], share[1]);
+    for (int m = 4; m < 32; m *= 2)
+      share[0] += __shfl_xor_sync(0xffffffffu, share[0], m),
+          share[1] += __shfl_xor_sync(0xffffffffu, share[1], m);
+    if (lane < 4)
+      *reinterpret_cast<float2*>(dt_part + warp * 16 + 8 * j + 2 * t) = make_float2(share[0], share[1]);
   }
 #pragma unroll
   for (int m = 1; m < 32; m *= 2) dA += __shfl_xor_sync(0xffffffffu, dA, m);
   return dA;
 }
 
-__device__ __forceinline__ void store_values(void* p, const Values& x, int64_t token, int valid, int heads, int head, int warp, int lane) {
+__device__ __forceinline__ void store_values(void* p, const Values& x, int64_t token, int valid, int heads,
+                                             int head, int warp, int lane) {
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = (lane >> 2) + 8 * r;
       const int64_t at = ((token + row) * heads + head) * kWidth + warp * 16 + 8 * j + (lane & 3) * 2;
-      if (row < valid) *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p) + at) = pack_bf16(x[j][2 * r], x[j][2 * r + 1]);
+      if (row < valid)
+        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p) + at) =
+            pack_bf16(x[j][2 * r], x[j][2 * r + 1]);
     }
 }
 
@@ -368,8 +415,10 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   float rows[8] = {};
   state_products(dqs, dks, dkr, rows, shared, warp, lane);
   __syncthreads();
-  if constexpr (kBounded) score_products(dqm, dkp, dki, shared, warp, lane);
-  else score_pairs(dqm, dkp, dki, e, shared, warp, lane);
+  if constexpr (kBounded)
+    score_products(dqm, dkp, dki, shared, warp, lane);
+  else
+    score_pairs(dqm, dkp, dki, e, shared, warp, lane);
   const float diagonal[2] = {shared.diagonal[lane >> 2], shared.diagonal[(lane >> 2) + 8]};
   combine<kBounded>(dq, dk, dg, carried, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
   float dot_k[2] = {}, dot_q[2] = {};
@@ -384,13 +433,15 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float k_dot = token_sum(shared, 0, (lane >> 2) + 8 * r), q_dot = token_sum(shared, 1, (lane >> 2) + 8 * r);
+    const float k_dot = token_sum(shared, 0, (lane >> 2) + 8 * r),
+                q_dot = token_sum(shared, 1, (lane >> 2) + 8 * r);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
         dk[j][i] = e.factor_k[r] * (dk[j][i] - e.k[j][i] * k_dot);
-        dq[j][i] = e.factor_q[r] * (dq[j][i] - e.q[j][i] * q_dot * float(kWidth));  // q carries 128^-1/2, twice here
+        dq[j][i] =
+            e.factor_q[r] * (dq[j][i] - e.q[j][i] * q_dot * float(kWidth));  // q carries 128^-1/2, twice here
       }
   }
   store_values(a.dq, dq, token, valid, in.H, head, warp, lane);
@@ -402,7 +453,8 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   }
 }
 
-// Sums the chunks' shares in a fixed order: one CTA a head, thread = 128 channels x 8 interleaved chunk ranges.
+// Sums the chunks' shares in a fixed order: one CTA a head, thread = 128 channels x 8 interleaved chunk
+// ranges.
 __global__ void __launch_bounds__(1024) reduce_kernel(KdaBwdArgs a, int64_t slots) {
   __shared__ float part[8][kWidth], A[1024];
   const int head = blockIdx.x, c = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -425,9 +477,11 @@ __global__ void __launch_bounds__(1024) reduce_kernel(KdaBwdArgs a, int64_t slot
 template <bool kBounded>
 cudaError_t launch(const KdaBwdArgs& a, int64_t slots, cudaStream_t stream) {
   const auto kernel = gradient_kernel<kBounded>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GradShared));
+  const cudaError_t e =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GradShared));
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(a.in.H, unsigned(slots < 32768 ? slots : 32768), unsigned((slots + 32767) / 32768)), kThreads, sizeof(GradShared), stream>>>(a);
+  kernel<<<dim3(a.in.H, unsigned(slots < 32768 ? slots : 32768), unsigned((slots + 32767) / 32768)), kThreads,
+           sizeof(GradShared), stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -435,7 +489,8 @@ cudaError_t launch(const KdaBwdArgs& a, int64_t slots, cudaStream_t stream) {
 
 cudaError_t launch_bwd_gradients(const KdaBwdArgs& a, cudaStream_t stream) {
   const int64_t slots = kda_unit_count(a.in.T, a.in.N, kChunk);
-  const cudaError_t e = a.in.gate_bound < 0.f ? launch<true>(a, slots, stream) : launch<false>(a, slots, stream);
+  const cudaError_t e =
+      a.in.gate_bound < 0.f ? launch<true>(a, slots, stream) : launch<false>(a, slots, stream);
   if (e != cudaSuccess) return e;
   reduce_kernel<<<a.in.H, 1024, 0, stream>>>(a, slots);
   return cudaGetLastError();

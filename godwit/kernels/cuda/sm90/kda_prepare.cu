@@ -1,5 +1,5 @@
-// Token-parallel part of the KDA chunk form: one CTA of 64 threads per chunk and head writes the operand block to the workspace,
-// already in the layout the state pass wants in shared memory, with one bulk copy.
+// Token-parallel part of the KDA chunk form: one CTA of 64 threads per chunk and head writes the operand
+// block to the workspace, already in the layout the state pass wants in shared memory, with one bulk copy.
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_prepare.cuh"
 
@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(64, 8) prepare_kernel(KdaInputs in, uint8_t* b
   const int64_t token = begin + (slot - kda_first_unit(begin, n, kChunk)) * kChunk;
   if (token >= end) return;
   const int valid = end - token < kChunk ? int(end - token) : kChunk;
-  prepare_chunk<kBounded>(in, token, valid, head, block, scratch, reinterpret_cast<PairScratch*>(dynamic), thread, 1);
+  prepare_chunk<kBounded>(in, token, valid, head, block, scratch, reinterpret_cast<PairScratch*>(dynamic),
+                          thread, 1);
   fence_async_shared();
   __syncthreads();
   if (thread == 0) {
@@ -37,8 +38,8 @@ cudaError_t launch_prepare(const KdaInputs& in, uint8_t* blocks, cudaStream_t st
   if (in.gate_bound < 0.f) {
     prepare_kernel<true><<<grid, 64, 0, stream>>>(in, blocks);
   } else {
-    const cudaError_t e =
-        cudaFuncSetAttribute(prepare_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PairScratch));
+    const cudaError_t e = cudaFuncSetAttribute(
+        prepare_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PairScratch));
     if (e != cudaSuccess) return e;
     prepare_kernel<false><<<grid, 64, sizeof(PairScratch), stream>>>(in, blocks);
   }

@@ -1,4 +1,5 @@
-// Makes the operand block of one chunk of one head (kda_chunk.cuh) in shared memory, by a group of 64 threads.
+// Makes the operand block of one chunk of one head (kda_chunk.cuh) in shared memory, by a group of 64
+// threads.
 #pragma once
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
@@ -7,12 +8,13 @@ namespace godwit::kernels::sm90 {
 
 // Kd, Qd, Kr, Ki and the decay of the thread's two channels.
 template <bool kBounded>
-__device__ __forceinline__ void write_operands(const RawChunk& raw, const float2 (&G)[kChunk], uint8_t* block, PrepareScratch& scratch,
-                                               PairScratch* pairs, int thread) {
+__device__ __forceinline__ void write_operands(const RawChunk& raw, const float2 (&G)[kChunk], uint8_t* block,
+                                               PrepareScratch& scratch, PairScratch* pairs, int thread) {
   const float* factor = scratch.group.factor[thread >> 5];
   const float2 last = G[kChunk - 1];
   const float2 decay = make_float2(exp2_approx(last.x), exp2_approx(last.y));
-  *reinterpret_cast<float2*>(block + Block::kDecay + (thread & 3) * Block::kDecayRow + (thread >> 2) * 8) = decay;
+  *reinterpret_cast<float2*>(block + Block::kDecay + (thread & 3) * Block::kDecayRow + (thread >> 2) * 8) =
+      decay;
 #pragma unroll
   for (int t = 0; t < kChunk; ++t) {
     const float rk = factor[t], rq = factor[kChunk + t];
@@ -41,7 +43,8 @@ __device__ __forceinline__ void write_operands(const RawChunk& raw, const float2
 __device__ __forceinline__ void score_products(uint8_t* block, PrepareScratch& scratch, int thread) {
   const int lane = thread & 31, g = lane >> 2, t2 = (lane & 3) * 2;
   float c[2][4];
-  row_products(c, smem_address(block + (thread < 32 ? Block::kKd : Block::kQd)), Block::kPairPanel, smem_address(scratch.Ki), lane);
+  row_products(c, smem_address(block + (thread < 32 ? Block::kKd : Block::kQd)), Block::kPairPanel,
+               smem_address(scratch.Ki), lane);
   if (thread < 32) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
@@ -65,7 +68,8 @@ __device__ __forceinline__ void score_products(uint8_t* block, PrepareScratch& s
 }
 
 // The same for the unbounded gate, where e^-G may overflow: the exponents are subtracted pair by pair.
-__device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scratch, const PairScratch& pairs, int thread) {
+__device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scratch, const PairScratch& pairs,
+                                            int thread) {
   for (int pair = thread; pair < kChunk * kChunk; pair += 64) {
     const int i = pair >> 4, j = pair & 15;
     float l = 0.f, m = 0.f;
@@ -77,7 +81,8 @@ __device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scra
       }
     }
     scratch.L[i * 20 + j] = j < i ? scratch.group.beta[i] * l : 0.f;
-    *reinterpret_cast<__nv_bfloat16*>(block + Block::kM + narrow_offset(i, j >> 3) + (j & 7) * 2) = __float2bfloat16(m);
+    *reinterpret_cast<__nv_bfloat16*>(block + Block::kM + narrow_offset(i, j >> 3) + (j & 7) * 2) =
+        __float2bfloat16(m);
   }
 }
 
@@ -89,13 +94,15 @@ __device__ __forceinline__ void write_inverse(uint8_t* block, const PrepareScrat
   const float beta = scratch.group.beta[lane];
 #pragma unroll
   for (int i = 0; i < kChunk; ++i)
-    *reinterpret_cast<__nv_bfloat16*>(block + Block::kTb + narrow_offset(i, lane >> 3) + (lane & 7) * 2) = __float2bfloat16(x[i] * beta);
+    *reinterpret_cast<__nv_bfloat16*>(block + Block::kTb + narrow_offset(i, lane >> 3) + (lane & 7) * 2) =
+        __float2bfloat16(x[i] * beta);
 }
 
 // The whole block. After it a barrier of the group is due before anyone reads.
 template <bool kBounded>
-__device__ __forceinline__ void prepare_chunk(const KdaInputs& in, int64_t token, int valid, int head, uint8_t* block,
-                                              PrepareScratch& scratch, PairScratch* pairs, int thread, int barrier) {
+__device__ __forceinline__ void prepare_chunk(const KdaInputs& in, int64_t token, int valid, int head,
+                                              uint8_t* block, PrepareScratch& scratch, PairScratch* pairs,
+                                              int thread, int barrier) {
   RawChunk raw;
   const int stride = in.H * (kWidth / 2);
   const int64_t offset = (token * in.H + head) * (kWidth / 2) + thread;

@@ -11,8 +11,8 @@ struct Segment {
   int64_t token, end;   // [token, end)
   int64_t first_chunk;  // chunk slot of its first chunk
   int64_t chunks;
-  bool last;            // the sequence ends here
-  bool whole;           // the sequence is not cut
+  bool last;   // the sequence ends here
+  bool whole;  // the sequence is not cut
 };
 
 // False if the unit stands for nothing. An empty sequence has one segment without chunks.
@@ -23,7 +23,8 @@ __device__ __forceinline__ bool find_segment(const KdaInputs& in, int64_t unit, 
   const int64_t begin = sequence_begin(in, s.n);
   s.end = sequence_begin(in, s.n + 1);
   s.index = one_each ? 0 : unit - kda_first_unit(begin, s.n, base);
-  const int64_t length = one_each ? (s.end - begin + kChunk) / kChunk * kChunk : kda_segment_length(s.end - begin, in.H);
+  const int64_t length =
+      one_each ? (s.end - begin + kChunk) / kChunk * kChunk : kda_segment_length(s.end - begin, in.H);
   s.whole = s.end - begin <= length;
   s.token = begin + s.index * length;
   if (s.index > 0 && s.token >= s.end) return false;

@@ -1,5 +1,6 @@
-// Joins segment maps: S_(i+1) = A_i S_i + B_i in fp32, one CTA per head and 16 state columns, serial over the segments of one sequence.
-// Writes S_i, the state that enters segment i, for i > 0. Maps arrive in shared memory one segment ahead by bulk copies.
+// Joins segment maps: S_(i+1) = A_i S_i + B_i in fp32, one CTA per head and 16 state columns, serial over the
+// segments of one sequence. Writes S_i, the state that enters segment i, for i > 0. Maps arrive in shared
+// memory one segment ahead by bulk copies.
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_segment.cuh"
 
@@ -18,7 +19,8 @@ struct ScanShared {
   alignas(8) uint64_t full[2];
 };
 
-__global__ void __launch_bounds__(kThreads) scan_kernel(KdaInputs in, const float* maps, float* states, int64_t units) {
+__global__ void __launch_bounds__(kThreads)
+    scan_kernel(KdaInputs in, const float* maps, float* states, int64_t units) {
   extern __shared__ __align__(128) uint8_t dynamic[];
   auto& shared = *reinterpret_cast<ScanShared*>(dynamic);
   const int head = blockIdx.x, n = blockIdx.y, column = blockIdx.z * kColumns, thread = threadIdx.x;
@@ -34,7 +36,9 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(KdaInputs in, const floa
   }
   for (int i = thread; i < kWidth * kColumns; i += kThreads) {
     const int k = i / kColumns, c = i % kColumns;
-    shared.S[i] = in.initial_state ? in.initial_state[((int64_t(n) * in.H + head) * kWidth + k) * kWidth + column + c] : 0.f;
+    shared.S[i] = in.initial_state
+                      ? in.initial_state[((int64_t(n) * in.H + head) * kWidth + k) * kWidth + column + c]
+                      : 0.f;
   }
   __syncthreads();
   const auto fetch = [&](int64_t i) {
@@ -42,17 +46,21 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(KdaInputs in, const floa
     if (thread == 0) mbarrier_arrive_expect(bar, kWidth * (kWidth + kColumns) * 4);
     __syncthreads();
     const float* row = maps + (((unit + i) * in.H + head) * kWidth + (thread & 127)) * 256;
-    if (thread < 128) bulk_load(shared.A[i & 1] + thread * kRowFloats, row + kWidth, kWidth * 4, bar);
-    else bulk_load(shared.B[i & 1] + (thread - 128) * kColumns, row + column, kColumns * 4, bar);
+    if (thread < 128)
+      bulk_load(shared.A[i & 1] + thread * kRowFloats, row + kWidth, kWidth * 4, bar);
+    else
+      bulk_load(shared.B[i & 1] + (thread - 128) * kColumns, row + column, kColumns * 4, bar);
   };
-  const int row = thread & 63, c0 = (thread >> 6) * 4;  // the thread's rows are row and row + 64, its columns c0 ... c0 + 3
+  const int row = thread & 63,
+            c0 = (thread >> 6) * 4;  // the thread's rows are row and row + 64, its columns c0 ... c0 + 3
   fetch(0);
   for (int64_t i = 0; i < joins; ++i) {
     if (i + 1 < joins) fetch(i + 1);
     mbarrier_wait(&shared.full[i & 1], uint32_t((i >> 1) & 1));
     const float* A = shared.A[i & 1];
     float4 acc[2];
-    for (int h = 0; h < 2; ++h) acc[h] = *reinterpret_cast<const float4*>(shared.B[i & 1] + (row + 64 * h) * kColumns + c0);
+    for (int h = 0; h < 2; ++h)
+      acc[h] = *reinterpret_cast<const float4*>(shared.B[i & 1] + (row + 64 * h) * kColumns + c0);
 #pragma unroll 8
     for (int j = 0; j < kWidth; j += 4) {
       const float4 a0 = *reinterpret_cast<const float4*>(A + row * kRowFloats + j);
@@ -70,7 +78,8 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(KdaInputs in, const floa
     __syncthreads();
     for (int h = 0; h < 2; ++h) {
       *reinterpret_cast<float4*>(shared.S + (row + 64 * h) * kColumns + c0) = acc[h];
-      *reinterpret_cast<float4*>(states + (((unit + i + 1) * in.H + head) * kWidth + row + 64 * h) * kWidth + column + c0) = acc[h];
+      *reinterpret_cast<float4*>(states + (((unit + i + 1) * in.H + head) * kWidth + row + 64 * h) * kWidth +
+                                 column + c0) = acc[h];
     }
     __syncthreads();
   }
@@ -78,10 +87,13 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(KdaInputs in, const floa
 
 }  // namespace
 
-cudaError_t launch_segment_scan(const KdaInputs& in, const float* maps, float* states, int64_t segments, cudaStream_t stream) {
-  const cudaError_t e = cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ScanShared));
+cudaError_t launch_segment_scan(const KdaInputs& in, const float* maps, float* states, int64_t segments,
+                                cudaStream_t stream) {
+  const cudaError_t e =
+      cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ScanShared));
   if (e != cudaSuccess) return e;
-  scan_kernel<<<dim3(in.H, in.N, kWidth / kColumns), kThreads, sizeof(ScanShared), stream>>>(in, maps, states, segments);
+  scan_kernel<<<dim3(in.H, in.N, kWidth / kColumns), kThreads, sizeof(ScanShared), stream>>>(in, maps, states,
+                                                                                             segments);
   return cudaGetLastError();
 }
 

@@ -1,14 +1,16 @@
-// The serial part of the KDA chunk form. Columns of the state are independent, so a warpgroup owns 64 value columns and keeps their transposed
-// state S^T [64 V x 128 K] in registers in fp32 for the whole segment (a warp: 16 of them). Every product is arranged so that one step's
-// accumulator is the next step's operand; nothing crosses warpgroups and no barrier is needed:
+// The serial part of the KDA chunk form. Columns of the state are independent, so a warpgroup owns 64 value
+// columns and keeps their transposed state S^T [64 V x 128 K] in registers in fp32 for the whole segment (a
+// warp: 16 of them). Every product is arranged so that one step's accumulator is the next step's operand;
+// nothing crosses warpgroups and no barrier is needed:
 //   [X^T | O^T] = S^T [Kd^T | Qd^T]   wgmma, 8 of m64n32k16      S^T = S^T diag(decay)     meanwhile
 //   U^T = (V - X)^T Tb^T              mma.sync
 //   S^T += U^T Kr                     wgmma, m64n128k16           O^T += U^T M^T, stored    meanwhile
-// Warp 0 keeps the next operand blocks coming with bulk copies, each warp its own slice of V with cp.async (a producer warp would cost
-// registers: they are given out to four warps at a time). Modes:
-//   kOutput  writes O, final and checkpoint states                              (prefill and training forward)
-//   kRecord  writes bf16 S^T at every chunk's entry and U                       (recompute for the backward)
-//   kMap     starts from zero for B and, on 128 more columns with V = 0, from the identity for A   (segment S -> A S + B)
+// Warp 0 keeps the next operand blocks coming with bulk copies, each warp its own slice of V with cp.async (a
+// producer warp would cost registers: they are given out to four warps at a time). Modes:
+//   kOutput  writes O, final and checkpoint states                              (prefill and training
+//   forward) kRecord  writes bf16 S^T at every chunk's entry and U                       (recompute for the
+//   backward) kMap     starts from zero for B and, on 128 more columns with V = 0, from the identity for A
+//   (segment S -> A S + B)
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_segment.cuh"
 #include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
@@ -20,11 +22,13 @@ enum class Mode { kOutput, kRecord, kMap };
 
 // The state that enters the segment.
 template <Mode kMode>
-__device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, const Segment& seg, int64_t unit, int head, int column, int lane) {
+__device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, const Segment& seg,
+                                      int64_t unit, int head, int column, int lane) {
   const int g = lane >> 2, t2 = (lane & 3) * 2;
   if (kMode != Mode::kMap && (seg.index > 0 || a.in.initial_state)) {
-    const float* from = seg.index > 0 ? a.segment_states + (unit * a.in.H + head) * kWidth * kWidth
-                                      : a.in.initial_state + (int64_t(seg.n) * a.in.H + head) * kWidth * kWidth;
+    const float* from = seg.index > 0
+                            ? a.segment_states + (unit * a.in.H + head) * kWidth * kWidth
+                            : a.in.initial_state + (int64_t(seg.n) * a.in.H + head) * kWidth * kWidth;
     load_state(s, from + column, kWidth, lane);
     return;
   }
@@ -38,7 +42,8 @@ __device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, 
 }
 
 // The fragment of (V - X)^T.
-__device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4], const float (&x1)[4], const uint32_t (&v)[4]) {
+__device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4], const float (&x1)[4],
+                                         const uint32_t (&v)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* x = i < 2 ? x0 : x1;
@@ -47,22 +52,26 @@ __device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4],
 }
 
 template <int kGroups, Mode kMode>
-__global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_kernel(const __grid_constant__ KdaStateArgs a) {
+__global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1)
+    state_kernel(const __grid_constant__ KdaStateArgs a) {
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  // CTAs that need the same operand blocks are neighbours, so that they run together and the second read of a block comes from L2.
+  // CTAs that need the same operand blocks are neighbours, so that they run together and the second read of a
+  // block comes from L2.
   constexpr int kSplits = (kMode == Mode::kMap ? 2 : 1) * kWidth / Shared::kColumns;
   const int head = blockIdx.x / kSplits, warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
   const int column = blockIdx.x % kSplits * Shared::kColumns;  // of the CTA; 128 and more belong to A
   Segment seg;
-  if (!find_segment(a.in, blockIdx.y, a.segments, seg) || (kMode == Mode::kMap && (seg.last || seg.whole))) return;
+  if (!find_segment(a.in, blockIdx.y, a.segments, seg) || (kMode == Mode::kMap && (seg.last || seg.whole)))
+    return;
   init_stages(shared);
   const int mine = column + warp * 16;
   const bool values = column < kWidth;
   const Span span{seg.token, seg.end, seg.first_chunk, uniform(int(seg.chunks)), 1};
   RowWalk walk(a.in.H, span, head, lane >> 1, mine + (lane & 1) * 8);
-  const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1), out = smem_address(shared.out[warp]);
+  const uint32_t slices = smem_address(shared.v[0][warp]) + narrow_offset(lane >> 1, lane & 1),
+                 out = smem_address(shared.out[warp]);
   constexpr uint32_t kSlice = Shared::kWarps * 512;  // bytes from stage to stage
   for (uint32_t c = 0; c < kStages - 1; ++c) {
     if (warp == 0) fetch_block<kMode == Mode::kOutput>(a.blocks, a.in.H, span, shared, head, c, lane);
@@ -78,17 +87,23 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
     const uint32_t block = smem_address(shared.block[st]);
     uint32_t f[8][4], v[4], b[4], r[4];
     float x[kMode == Mode::kOutput ? 4 : 2][4];  // tiles 0, 1: X^T; 2, 3: O^T
-    const int wanted = kMode == Mode::kOutput && a.checkpoint_slot ? a.checkpoint_slot[seg.first_chunk + c] : -1;
-    wgmma_wait<0>();  // tells the compiler, which forgets over the loop's edge, that s may be used below while the next wgmma runs
+    const int wanted =
+        kMode == Mode::kOutput && a.checkpoint_slot ? a.checkpoint_slot[seg.first_chunk + c] : -1;
+    wgmma_wait<0>();  // tells the compiler, which forgets over the loop's edge, that s may be used below
+                      // while the next wgmma runs
     pin(s);
     pack_state(f, s);
     mbarrier_wait(&shared.full[st], (c / kStages) & 1);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 8; ++k) wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0), k > 0);
+    for (int k = 0; k < 8; ++k)
+      wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0),
+                 k > 0);
     wgmma_commit();
     if constexpr (kMode == Mode::kRecord)
-      record_state(f, shared.record + warp * 4096, a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) + mine * kWidth * 2,
+      record_state(f, shared.record + warp * 4096,
+                   a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) +
+                       mine * kWidth * 2,
                    lane);
     wait_slice();
     ldmatrix_x4_trans(v, v_at + st * kSlice);
@@ -117,14 +132,18 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1) state_ker
     } else if constexpr (kMode == Mode::kRecord) {
       write_rows(r, out, a.u, walk, lane);
     }
-    if (warp == 0) fetch_block<kMode == Mode::kOutput>(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
-    fetch_slice(a.in.v, a.in.H, walk, 1, kStages - 1, c + kStages - 1 < uint32_t(span.chunks), values, slices + (c + kStages - 1) % kStages * kSlice);
+    if (warp == 0)
+      fetch_block<kMode == Mode::kOutput>(a.blocks, a.in.H, span, shared, head, c + kStages - 1, lane);
+    fetch_slice(a.in.v, a.in.H, walk, 1, kStages - 1, c + kStages - 1 < uint32_t(span.chunks), values,
+                slices + (c + kStages - 1) % kStages * kSlice);
     walk.advance(a.in.H, 1);
     const int checkpoint = uniform(wanted);
     wgmma_wait<0>();
     pin(s);
     release_block(shared, st, lane);
-    if (checkpoint >= 0) store_state(s, a.checkpoints + (int64_t(checkpoint) * a.in.H + head) * kWidth * kWidth + mine, kWidth, lane);
+    if (checkpoint >= 0)
+      store_state(s, a.checkpoints + (int64_t(checkpoint) * a.in.H + head) * kWidth * kWidth + mine, kWidth,
+                  lane);
   }
   if constexpr (kMode == Mode::kMap) {
     store_state(s, a.segment_maps + (int64_t(blockIdx.y) * a.in.H + head) * kWidth * 256 + mine, 256, lane);
@@ -140,26 +159,34 @@ template <int kGroups, Mode kMode>
 cudaError_t launch(const KdaStateArgs& a, int columns, cudaStream_t stream) {
   const auto kernel = state_kernel<kGroups, kMode>;
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  const cudaError_t e =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(a.in.H * (columns / Shared::kColumns), unsigned(a.segments)), kGroups * 128, sizeof(Shared), stream>>>(a);
+  kernel<<<dim3(a.in.H * (columns / Shared::kColumns), unsigned(a.segments)), kGroups * 128, sizeof(Shared),
+           stream>>>(a);
   return cudaGetLastError();
 }
 
-// Few (segment, head) pairs: two CTAs of one warpgroup a pair use more multiprocessors. Many: one CTA of two warpgroups reads the blocks once.
-// The bits are the same.
+// Few (segment, head) pairs: two CTAs of one warpgroup a pair use more multiprocessors. Many: one CTA of two
+// warpgroups reads the blocks once. The bits are the same.
 template <Mode kMode>
 cudaError_t launch_by_pairs(const KdaStateArgs& a, cudaStream_t stream) {
-  return a.segments * a.in.H <= 66 ? launch<1, kMode>(a, kWidth, stream) : launch<2, kMode>(a, kWidth, stream);
+  return a.segments * a.in.H <= 66 ? launch<1, kMode>(a, kWidth, stream)
+                                   : launch<2, kMode>(a, kWidth, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) { return launch_by_pairs<Mode::kOutput>(a, stream); }
-cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) { return launch_by_pairs<Mode::kRecord>(a, stream); }
+cudaError_t launch_state_output(const KdaStateArgs& a, cudaStream_t stream) {
+  return launch_by_pairs<Mode::kOutput>(a, stream);
+}
+cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) {
+  return launch_by_pairs<Mode::kRecord>(a, stream);
+}
 cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) {
   const int64_t pairs = a.segments * a.in.H;
-  return pairs <= 132 ? launch<1, Mode::kMap>(a, 2 * kWidth, stream) : launch<2, Mode::kMap>(a, 2 * kWidth, stream);
+  return pairs <= 132 ? launch<1, Mode::kMap>(a, 2 * kWidth, stream)
+                      : launch<2, Mode::kMap>(a, 2 * kWidth, stream);
 }
 
 }  // namespace godwit::kernels::sm90

@@ -1,5 +1,6 @@
-// What the forward and backward state passes share: stages of operand blocks, per-warp slices of V or dO, and the register forms of a transposed
-// state. A warp holds 16 value columns: s[j][i] is S^T at row g + 8 (i / 2), channel 8 j + 2 t + i % 2, with g = lane / 4, t = lane % 4.
+// What the forward and backward state passes share: stages of operand blocks, per-warp slices of V or dO, and
+// the register forms of a transposed state. A warp holds 16 value columns: s[j][i] is S^T at row g + 8 (i /
+// 2), channel 8 j + 2 t + i % 2, with g = lane / 4, t = lane % 4.
 #pragma once
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
@@ -16,15 +17,19 @@ struct Span {
   __device__ __forceinline__ int64_t chunk(int c) const { return first_chunk + place(c); }
 };
 
-// A lane's place in a [T, H, 128] bf16 tensor, one row a chunk: in units of 16 bytes, which 32 bits hold up to T H = 2^28, and how many tokens
-// (from the row's own on) are left in the span. Two registers, and registers are what the state passes are short of.
+// A lane's place in a [T, H, 128] bf16 tensor, one row a chunk: in units of 16 bytes, which 32 bits hold up
+// to T H = 2^28, and how many tokens (from the row's own on) are left in the span. Two registers, and
+// registers are what the state passes are short of.
 struct RowWalk {
   uint32_t at;
   int left;
   __device__ __forceinline__ RowWalk(int heads, const Span& span, int head, int row, int column)
-      : at(uint32_t(((span.begin + span.place(0) * kChunk + row) * heads + head) * (kWidth / 8) + column / 8)),
+      : at(uint32_t(((span.begin + span.place(0) * kChunk + row) * heads + head) * (kWidth / 8) +
+                    column / 8)),
         left(int(span.end - span.begin) - span.place(0) * kChunk - row) {}
-  __device__ __forceinline__ void advance(int heads, int step) { at += uint32_t(step * heads * (kChunk * kWidth / 8)), left -= step * kChunk; }
+  __device__ __forceinline__ void advance(int heads, int step) {
+    at += uint32_t(step * heads * (kChunk * kWidth / 8)), left -= step * kChunk;
+  }
 };
 
 // kGroups warpgroups of 64 value columns each share the operand blocks.
@@ -34,23 +39,25 @@ struct StateShared {
   alignas(1024) uint8_t block[kStages][(Block::kBytes + 1023) / 1024 * 1024];
   alignas(128) uint8_t v[kStages][kWarps][512];                // slices [16 tokens][16 V] of the warps
   alignas(128) uint8_t record[kRecord ? kWarps * 4096 : 128];  // S^T of each warp on its way out
-  alignas(128) uint8_t out[kWarps][512];                       // a [16 V x 16 tokens] result of a warp on its way to rows
+  alignas(128) uint8_t out[kWarps][512];  // a [16 V x 16 tokens] result of a warp on its way to rows
   alignas(8) uint64_t full[kStages], empty[kStages];
 };
 
 template <class Shared>
 __device__ __forceinline__ void init_stages(Shared& shared) {
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) mbarrier_init(&shared.full[s], 1), mbarrier_init(&shared.empty[s], Shared::kWarps);
+    for (int s = 0; s < kStages; ++s)
+      mbarrier_init(&shared.full[s], 1), mbarrier_init(&shared.empty[s], Shared::kWarps);
     mbarrier_init_fence();
   }
   __syncthreads();
 }
 
-// Sends for the operand block of the c-th chunk, without Qd and M if they are not wanted. Called by warp 0; waits until all warps are done with the
-// stage.
+// Sends for the operand block of the c-th chunk, without Qd and M if they are not wanted. Called by warp 0;
+// waits until all warps are done with the stage.
 template <bool kQueries, class Shared>
-__device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, const Span& span, Shared& shared, int head, uint32_t c, int lane) {
+__device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, const Span& span,
+                                            Shared& shared, int head, uint32_t c, int lane) {
   if (c >= uint32_t(span.chunks)) return;
   const uint32_t s = c % kStages;
   if (c >= kStages) mbarrier_wait(&shared.empty[s], (c / kStages - 1) & 1);
@@ -62,7 +69,8 @@ __device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, co
     mbarrier_arrive_expect(full, Block::kBytes);
     bulk_load(to, from, Block::kBytes, full);
   } else {
-    constexpr int kMiddle = Block::kM - Block::kKr, kTail = Block::kBytes - Block::kDecay;  // Kr and Tb; the decay
+    constexpr int kMiddle = Block::kM - Block::kKr,
+                  kTail = Block::kBytes - Block::kDecay;  // Kr and Tb; the decay
     mbarrier_arrive_expect(full, 2 * Block::kQd + kMiddle + kTail);
     bulk_load(to, from, Block::kQd, full);
     bulk_load(to + Block::kPairPanel, from + Block::kPairPanel, Block::kQd, full);
@@ -78,9 +86,11 @@ __device__ __forceinline__ void release_block(Shared& shared, uint32_t s, int la
   if (lane == 0) mbarrier_arrive(&shared.empty[s]);
 }
 
-// Sends for the warp's slice (16 columns) of the chunk `ahead` steps further than the walk, one 16-byte piece a lane (row lane / 2). Rows past the
-// end become zeros, so that stale bits (NaN) never enter a product; so does everything if `values` is false (the columns of A).
-__device__ __forceinline__ void fetch_slice(const void* rows, int heads, RowWalk walk, int step, int ahead, bool any, bool values, uint32_t slice) {
+// Sends for the warp's slice (16 columns) of the chunk `ahead` steps further than the walk, one 16-byte piece
+// a lane (row lane / 2). Rows past the end become zeros, so that stale bits (NaN) never enter a product; so
+// does everything if `values` is false (the columns of A).
+__device__ __forceinline__ void fetch_slice(const void* rows, int heads, RowWalk walk, int step, int ahead,
+                                            bool any, bool values, uint32_t slice) {
   if (any) {
     walk.advance(heads, step * ahead);
     const bool there = values && walk.left > 0;
@@ -94,7 +104,8 @@ __device__ __forceinline__ void wait_slice() {
   __syncwarp();
 }
 
-// Accumulators S^T of a warp from or to a [K][stride] fp32 matrix whose column 0 is the warp's first value column.
+// Accumulators S^T of a warp from or to a [K][stride] fp32 matrix whose column 0 is the warp's first value
+// column.
 __device__ __forceinline__ void load_state(float (&s)[16][4], const float* p, int stride, int lane) {
   const int g = lane >> 2, t2 = (lane & 3) * 2;
 #pragma unroll
@@ -110,13 +121,18 @@ __device__ __forceinline__ void store_state(const float (&s)[16][4], float* p, i
     for (int i = 0; i < 4; ++i) p[(8 * j + t2 + (i & 1)) * stride + g + 8 * (i >> 1)] = s[j][i];
 }
 
-// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows of a [T, H, 128] tensor; a lane stores half a row.
-__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint32_t staging, void* rows, const RowWalk& walk, int lane) {
+// Writes a transposed 16 x 16 accumulator (rows V, columns tokens; bf16 fragments) as rows of a [T, H, 128]
+// tensor; a lane stores half a row.
+__device__ __forceinline__ void write_rows(const uint32_t (&f)[4], uint32_t staging, void* rows,
+                                           const RowWalk& walk, int lane) {
   __syncwarp();
   stmatrix_x4_trans(staging + narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1), f);
   __syncwarp();
   uint32_t x, y, z, w;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(staging + narrow_offset(lane >> 1, lane & 1)) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+               : "r"(staging + narrow_offset(lane >> 1, lane & 1))
+               : "memory");
   if (walk.left > 0) static_cast<uint4*>(rows)[walk.at] = make_uint4(x, y, z, w);
 }
 
@@ -129,22 +145,28 @@ __device__ __forceinline__ void pack_rows(uint32_t (&f)[4], const float (&x0)[4]
 }
 
 // Place of a 16-byte unit in the recorded states: [V][128 K] bf16, rows of 256 bytes.
-__device__ __forceinline__ int record_offset(int row, int unit) { return row * 256 + ((unit ^ (row & 7)) << 4); }
+__device__ __forceinline__ int record_offset(int row, int unit) {
+  return row * 256 + ((unit ^ (row & 7)) << 4);
+}
 
 // S^T as bf16 row-fragments of the eight 16-wide K steps.
 __device__ __forceinline__ void pack_state(uint32_t (&f)[8][4], const float (&s)[16][4]) {
 #pragma unroll
   for (int k = 0; k < 8; ++k)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) f[k][i] = pack_bf16(s[2 * k + (i >> 1)][2 * (i & 1)], s[2 * k + (i >> 1)][2 * (i & 1) + 1]);
+    for (int i = 0; i < 4; ++i)
+      f[k][i] = pack_bf16(s[2 * k + (i >> 1)][2 * (i & 1)], s[2 * k + (i >> 1)][2 * (i & 1) + 1]);
 }
 
-// Writes packed S^T rows of a warp, bf16 [16 V][128 K], to global memory through shared memory; they stand in record_offset order.
-__device__ __forceinline__ void record_state(const uint32_t (&f)[8][4], uint8_t* record, uint8_t* to, int lane) {
+// Writes packed S^T rows of a warp, bf16 [16 V][128 K], to global memory through shared memory; they stand in
+// record_offset order.
+__device__ __forceinline__ void record_state(const uint32_t (&f)[8][4], uint8_t* record, uint8_t* to,
+                                             int lane) {
   if (lane == 0) bulk_wait_read<0>();
   __syncwarp();
 #pragma unroll
-  for (int k = 0; k < 8; ++k) stmatrix_x4(smem_address(record) + record_offset(lane & 15, 2 * k + (lane >> 4)), f[k]);
+  for (int k = 0; k < 8; ++k)
+    stmatrix_x4(smem_address(record) + record_offset(lane & 15, 2 * k + (lane >> 4)), f[k]);
   fence_async_shared();
   __syncwarp();
   if (lane == 0) {
