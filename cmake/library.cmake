@@ -94,8 +94,13 @@ function(godwit_cuda_kernels)
   endif()
   add_library(godwit_kernels_cuda STATIC ${sources})
   target_include_directories(godwit_kernels_cuda PUBLIC ${CMAKE_SOURCE_DIR})
-  target_link_libraries(godwit_kernels_cuda PUBLIC godwit_base CUDA::cudart_static CUDA::cuda_driver)
+  target_link_libraries(godwit_kernels_cuda PUBLIC CUDA::cudart_static)
   target_compile_options(godwit_kernels_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr>)
+  # Not part of a plain build: the test that needs a GPU, and the kernels as a library that bench/kda_gpu_bench.py loads.
+  add_executable(kda_gpu_test EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/tests/cuda/kda_gpu_test.cu)
+  target_link_libraries(kda_gpu_test PRIVATE godwit_kernels_cuda)
+  add_library(godwit_kernels_cuda_shared SHARED EXCLUDE_FROM_ALL $<TARGET_OBJECTS:godwit_kernels_cuda>)
+  target_link_libraries(godwit_kernels_cuda_shared PRIVATE CUDA::cudart_static)
 endfunction()
 
 # godwit_test(dir): all of tests/<dir>/*_test.cpp as one program, linked with the library of that name.

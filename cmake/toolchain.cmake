@@ -34,5 +34,9 @@ if(GODWIT_WITH_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "")  # wgmma and setmaxnreg exist only for sm_90a
   set(CMAKE_CUDA_STANDARD 20)
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc takes it
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
   find_package(CUDAToolkit REQUIRED)
 endif()

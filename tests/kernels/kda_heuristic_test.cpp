@@ -57,7 +57,9 @@ TEST(KdaHeuristic, UnitNumbersAreDisjoint) {
     }
     const int64_t units = kda_segment_units(cu.back(), sequences, longest, heads);
     EXPECT_TRUE(units == sequences || units == kda_unit_count(cu.back(), sequences, kda_base_segment(heads)));
-    if (kda_segment_length(longest, heads) < longest) EXPECT_GT(units, sequences);
+    if (kda_segment_length(longest, heads) < longest) {
+      EXPECT_GT(units, sequences);
+    }
   }
 }
 
