@@ -1,0 +1,69 @@
+// The subcommands: one struct of arguments and one function each. main.cpp alone knows the argument parser. A
+// function returns the exit code, or throws Error for exit code 1.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace godwit::cli {
+
+struct DeviceArgs {
+  std::string device = "cpu";  // cpu or cuda
+  int threads = 0;             // 0: one a core
+};
+
+struct PlanArgs {
+  std::string model;
+  int64_t context = 8192;
+  bool json = false;
+};
+int run_plan(const PlanArgs& args);
+
+struct TokenizerTrainArgs {
+  std::vector<std::string> inputs;
+  std::string out;
+  int64_t vocab_size = 4096;
+};
+int run_tokenizer_train(const TokenizerTrainArgs& args);
+
+struct TokenizerUseArgs {
+  std::string tokenizer;
+  std::optional<std::string> input;  // encode: the text, decode: a JSON list; none reads stdin
+  bool specials = false;             // encode: special tokens in the text count as such
+};
+int run_tokenizer_encode(const TokenizerUseArgs& args);
+int run_tokenizer_decode(const TokenizerUseArgs& args);
+
+struct GenerateArgs {
+  std::string model;
+  std::string prompt;
+  int64_t max_tokens = 128;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+  std::string dtype;  // f32 or bf16; empty: the checkpoint's
+  bool json = false;
+  DeviceArgs device;
+};
+int run_generate(const GenerateArgs& args);
+
+struct LogitsArgs {
+  std::string model;
+  std::string tokens;          // a JSON file: list of ids
+  std::string out;             // .safetensors
+  std::vector<int64_t> split;  // pieces to feed; empty = at once
+  std::string dtype = "f32";
+  DeviceArgs device;
+};
+int run_logits(const LogitsArgs& args);
+
+struct InspectArgs {
+  std::string path;
+  bool json = false;
+};
+int run_inspect(const InspectArgs& args);
+
+}  // namespace godwit::cli

@@ -1,0 +1,170 @@
+// `godwit`: argument parsing and exit codes. 0 done, 1 failed with one clear line on stderr, 2 wrong usage.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "godwit/base/check.h"
+#include "godwit/cli/commands.h"
+
+namespace {
+
+using namespace godwit::cli;
+
+// The subcommands. Each has a struct of arguments that the parser fills and a function that runs on it.
+class Commands {
+ public:
+  explicit Commands(CLI::App& app) : app_(app) {}
+
+  CLI::App* group(const std::string& name, const std::string& help) {
+    return app_.add_subcommand(name, help)->require_subcommand(1);
+  }
+
+  // Adds a command to `parent` (none: the program) and returns it with its arguments.
+  template <class Args>
+  std::pair<CLI::App*, Args*> add(CLI::App* parent, const std::string& name, const std::string& help,
+                                  int (*run)(const Args&)) {
+    CLI::App* command = (parent ? parent : &app_)->add_subcommand(name, help);
+    auto args = std::make_shared<Args>();
+    command->callback([this, run, args] { selected_ = [run, args] { return run(*args); }; });
+    return {command, args.get()};
+  }
+  int run() const { return selected_(); }
+
+ private:
+  CLI::App& app_;
+  std::function<int()> selected_;
+};
+
+void add_device(CLI::App* command, DeviceArgs& args) {
+  command->add_option("--device", args.device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--threads", args.threads, "threads (default: one a core)")->check(CLI::PositiveNumber);
+}
+
+void add_model(CLI::App* command, std::string& model) {
+  command->add_option("--model", model, "model directory")->required()->type_name("DIR");
+}
+
+void add_json(CLI::App* command, bool& json) {
+  command->add_flag("--json", json, "one JSON object on stdout");
+}
+
+CLI::Option* add_dtype(CLI::App* command, std::string& dtype, const char* help) {
+  return command->add_option("--dtype", dtype, help)->check(CLI::IsMember({"f32", "bf16"}));
+}
+
+void add_model_commands(Commands& commands) {
+  const auto [plan, plan_args] =
+      commands.add(nullptr, "plan", "what a model costs, from its configuration alone", run_plan);
+  plan->add_option("model", plan_args->model, "a model directory, a config.json, or a preset's name")
+      ->required();
+  plan->add_option("--context", plan_args->context, "tokens of context")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_json(plan, plan_args->json);
+
+  const auto [inspect, inspect_args] =
+      commands.add(nullptr, "inspect", "what a file or directory holds", run_inspect);
+  inspect->add_option("path", inspect_args->path, "a model directory or a safetensors file")->required();
+  add_json(inspect, inspect_args->json);
+
+  const auto [logits, logits_args] =
+      commands.add(nullptr, "logits", "logits of a token sequence, written to a file", run_logits);
+  add_model(logits, logits_args->model);
+  logits->add_option("--tokens", logits_args->tokens, "JSON file: a list of token ids")->required();
+  logits->add_option("--out", logits_args->out, "safetensors file that gets `logits` [T, V] fp32")
+      ->required();
+  logits->add_option("--split", logits_args->split, "feed the sequence in pieces of these sizes: N,M,...")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
+  add_device(logits, logits_args->device);
+}
+
+void add_tokenizer_commands(Commands& commands) {
+  CLI::App* tokenizer = commands.group("tokenizer", "train a vocabulary, encode, decode");
+  const auto [train, train_args] =
+      commands.add(tokenizer, "train", "byte-level BPE in tiktoken's file format", run_tokenizer_train);
+  train->add_option("inputs", train_args->inputs, "text files, plain or .zst")->required();
+  train->add_option("--out", train_args->out, "directory to write")->required();
+  train->add_option("--vocab-size", train_args->vocab_size, "ranks, without the 256 special tokens")
+      ->check(CLI::Range(256, 10000000))
+      ->capture_default_str();
+
+  constexpr const char* kTokenizer = "a model directory or a tiktoken file";
+  const auto [encode, encode_args] =
+      commands.add(tokenizer, "encode", "text to a JSON list of ids", run_tokenizer_encode);
+  encode->add_option("--tokenizer", encode_args->tokenizer, kTokenizer)->required();
+  encode->add_option("text", encode_args->input, "the text; without it, stdin");
+  encode->add_flag("--specials", encode_args->specials,
+                   "names of special tokens in the text stand for the tokens");
+
+  const auto [decode, decode_args] =
+      commands.add(tokenizer, "decode", "a JSON list of ids to text", run_tokenizer_decode);
+  decode->add_option("--tokenizer", decode_args->tokenizer, kTokenizer)->required();
+  decode->add_option("ids", decode_args->input, "a JSON list of ids; without it, stdin");
+}
+
+void add_sampling(CLI::App* command, GenerateArgs& args) {
+  command->add_option("--max-tokens", args.max_tokens, "tokens to make at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--temperature", args.temperature, "0: the most likely token each time")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--top-p", args.top_p, "draw among the likeliest tokens of this total probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--top-k", args.top_k, "draw among this many tokens (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--seed", args.seed, "seed of the sampler")->capture_default_str();
+  add_dtype(command, args.dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_device(command, args.device);
+}
+
+void add_run_commands(Commands& commands) {
+  const auto [generate, generate_args] = commands.add(nullptr, "generate", "continue a prompt", run_generate);
+  add_model(generate, generate_args->model);
+  generate->add_option("--prompt", generate_args->prompt, "text to continue")->required();
+  add_sampling(generate, *generate_args);
+  add_json(generate, generate_args->json);
+}
+
+// The message alone, as one line: LibTorch's errors carry a backtrace.
+std::string one_line(std::string message) {
+  if (const size_t end = message.find("\nException raised from"); end != std::string::npos)
+    message.resize(end);
+  for (char& c : message) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  return message;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_DFL);  // a reader that goes away ends the program without a word
+  CLI::App app{"Godwit trains, aligns and serves large sparse multimodal models.", "godwit"};
+  app.set_version_flag("--version", std::string("godwit ") + GODWIT_VERSION);
+  app.require_subcommand(1);
+  Commands commands(app);
+  add_model_commands(commands);
+  add_tokenizer_commands(commands);
+  add_run_commands(commands);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  try {
+    return commands.run();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "godwit: %s\n", one_line(e.what()).c_str());
+    return 1;
+  }
+}

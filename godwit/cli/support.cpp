@@ -1,0 +1,70 @@
+#include "godwit/cli/support.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "godwit/base/check.h"
+#include "godwit/base/parallel.h"
+
+namespace godwit::cli {
+c10::Device apply_device(const DeviceArgs& args) {
+  if (args.threads > 0) set_num_threads(args.threads);
+  if (args.device == "cpu") return c10::kCPU;
+  check(c10::impl::hasDeviceGuardImpl(c10::kCUDA), "--device cuda: this build of LibTorch has no CUDA");
+  check(c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0, "--device cuda: no GPU found");
+  return {c10::kCUDA, 0};
+}
+
+std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype) {
+  if (dtype.empty()) return std::nullopt;
+  return dtype == "bf16" ? c10::kBFloat16 : c10::kFloat;
+}
+
+void write_out(std::string_view text) {
+  const bool ok = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  check(ok, "stdout: {}", std::error_code(errno, std::generic_category()).message());
+}
+
+void print_json(const nlohmann::json& value) {
+  write_out(value.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+std::string human_bytes(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 2, units[unit]);
+}
+
+std::string human_count(double n) {
+  if (n >= 1e12) return fmt::format("{:.2f} T", n / 1e12);
+  return n >= 1e9 ? fmt::format("{:.2f} B", n / 1e9) : fmt::format("{:.2f} M", n / 1e6);
+}
+
+std::string read_stdin() {
+  std::string text;
+  char buffer[1 << 16];
+  size_t got = 0;
+  while ((got = std::fread(buffer, 1, sizeof(buffer), stdin)) > 0) text.append(buffer, got);
+  check(std::ferror(stdin) == 0, "stdin: cannot be read");
+  return text;
+}
+
+std::vector<int32_t> parse_ids(std::string_view json, int64_t vocab_size, const std::string& where) {
+  const nlohmann::json list = nlohmann::json::parse(json, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  check(list.is_array(), "{}: expected a JSON list of token ids", where);
+  std::vector<int32_t> ids;
+  ids.reserve(list.size());
+  for (const auto& entry : list) {
+    const bool fits = entry.is_number_integer() && entry >= 0 && entry < vocab_size;
+    check(fits, "{}: entry {} must be a token id from 0 to {}, got {}", where, ids.size(), vocab_size - 1,
+          entry.dump());
+    ids.push_back(entry.get<int32_t>());
+  }
+  return ids;
+}
+
+}  // namespace godwit::cli

@@ -1,0 +1,50 @@
+// `godwit tokenizer train|encode|decode`.
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "godwit/base/progress.h"
+#include "godwit/cli/commands.h"
+#include "godwit/cli/support.h"
+#include "godwit/io/text_file.h"
+#include "godwit/text/tokenizer.h"
+#include "godwit/text/train_bpe.h"
+
+namespace godwit::cli {
+
+int run_tokenizer_train(const TokenizerTrainArgs& args) {
+  BpeTrainer trainer;
+  uint64_t bytes = 0;
+  for (const std::string& input : args.inputs) {
+    const std::string text = io::read_text(input);
+    trainer.add_text(text);
+    bytes += text.size();
+  }
+  ProgressBar progress({.label = "merging", .total = args.vocab_size});
+  std::vector<std::string> tokens = trainer.train(
+      {.ranks = args.vocab_size, .progress = [&](int64_t ranks) { progress.update(ranks, ""); }});
+  progress.finish();
+  const Tokenizer tokenizer = Tokenizer::from_ranks(std::move(tokens));
+  tokenizer.save(args.out);
+  print_out("{}: {} ranks and {} special tokens from {} of text\n", args.out, tokenizer.ranks(),
+            kSpecialTokens, human_bytes(static_cast<double>(bytes)));
+  return 0;
+}
+
+int run_tokenizer_encode(const TokenizerUseArgs& args) {
+  const Tokenizer tokenizer = Tokenizer::load(args.tokenizer);
+  const std::string text = args.input ? *args.input : read_stdin();
+  print_json(args.specials ? tokenizer.encode_with_specials(text) : tokenizer.encode(text));
+  return 0;
+}
+
+// The exact bytes, and a line break only where a person looks on.
+int run_tokenizer_decode(const TokenizerUseArgs& args) {
+  const Tokenizer tokenizer = Tokenizer::load(args.tokenizer);
+  const std::string list = args.input ? *args.input : read_stdin();
+  write_out(tokenizer.decode(parse_ids(list, tokenizer.vocab_size(), args.input ? "ids" : "stdin")));
+  if (::isatty(STDOUT_FILENO) == 1) write_out("\n");
+  return 0;
+}
+
+}  // namespace godwit::cli

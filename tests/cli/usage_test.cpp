@@ -1,0 +1,72 @@
+// Exit codes and what a user sees first.
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+namespace godwit {
+namespace {
+
+using test::Outcome;
+using test::run;
+
+TEST(Usage, Version) {
+  const Outcome o = run({"--version"});
+  EXPECT_EQ(o.code, 0);
+  EXPECT_EQ(o.out.rfind("godwit ", 0), 0u) << o.out;
+  EXPECT_EQ(o.err, "");
+}
+
+TEST(Usage, HelpNamesTheCommands) {
+  const Outcome o = run({"--help"});
+  EXPECT_EQ(o.code, 0);
+  for (const char* command : {"plan", "inspect", "logits", "tokenizer", "generate"})
+    EXPECT_NE(o.out.find(command), std::string::npos) << command;
+  const Outcome of_command = run({"generate", "--help"});
+  EXPECT_EQ(of_command.code, 0);
+  for (const char* option : {"--model", "--prompt", "--max-tokens", "--temperature", "--seed", "--json"})
+    EXPECT_NE(of_command.out.find(option), std::string::npos) << option;
+}
+
+TEST(Usage, WrongUsageIsTwo) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{},
+                                               {"nonsense"},
+                                               {"plan"},
+                                               {"plan", "nano", "--context", "many"},
+                                               {"generate", "--model", "x"},
+                                               {"tokenizer"},
+                                               {"logits", "--model", "x", "--dtype", "int8"}}) {
+    const Outcome o = run(args);
+    EXPECT_EQ(o.code, 2) << (args.empty() ? "no arguments" : args[0]);
+    EXPECT_EQ(o.out, "");
+    EXPECT_NE(o.err, "");
+  }
+}
+
+TEST(Usage, FailureIsOneLineAndOne) {
+  const Outcome o = run({"plan", "no-such-model", "--json"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(o.out, "");
+  EXPECT_EQ(o.err_lines(), 1);
+  EXPECT_EQ(o.err.rfind("godwit: ", 0), 0u) << o.err;
+  for (const char* part : {"no-such-model", "kimi-k3", "nano"})
+    EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
+}
+
+// Kimi K3 report (arXiv:2607.24653), table 1 and section 5: 2.78 T parameters, 104.2 B active.
+TEST(Usage, PlanOfKimiK3) {
+  const Outcome o = run({"plan", "kimi-k3", "--json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const nlohmann::json plan = o.json();
+  EXPECT_EQ(plan["parameters"]["total"], 2779931837184);
+  EXPECT_EQ(plan["parameters"]["vision"], 401214464);
+  EXPECT_EQ(plan["checkpoint_bytes"], 1560860324864);
+  EXPECT_NEAR(plan["parameters"]["active"].get<double>(), 104.19e9, 0.01e9);
+  EXPECT_NEAR(plan["parameters"]["active_without_head"].get<double>(), 103.02e9, 0.01e9);
+  EXPECT_EQ(plan["state"]["kda_fp32_bytes"], int64_t{69} * 96 * 128 * 128 * 4);
+  EXPECT_EQ(plan["state"]["mla_bf16_bytes_per_token"], 24 * 576 * 2);
+  for (const char* key : {"train", "prefill", "decode"}) EXPECT_GT(plan["flops_per_token"][key], 2e11) << key;
+  EXPECT_NE(run({"plan", "kimi-k3"}).out.find("2.78"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace godwit
