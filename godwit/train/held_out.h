@@ -1,0 +1,42 @@
+// Loss on held-out text: nats a token, bits a byte, and by position in the window.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "godwit/data/dataset.h"
+#include "godwit/model/forward.h"
+
+namespace godwit {
+
+struct PositionLoss {
+  int64_t begin = 0, end = 0;  // positions in the document window, [begin, end)
+  double loss = 0;             // nats a token
+  int64_t tokens = 0;
+};
+
+struct HeldOutLoss {
+  int64_t context = 0;
+  int64_t tokens = 0;  // targets measured
+  double nats_per_token = 0;
+  double bits_per_byte = 0;               // of the text behind the measured tokens
+  std::vector<PositionLoss> by_position;  // powers of two: [0, 1), [1, 2), [2, 4), …
+};
+
+// Documents in windows of `context` tokens (data::EvalReader), at most about `max_tokens` of them (0: all).
+// No gradients. `progress` gets (batches done, of).
+HeldOutLoss held_out_loss(const ModelConfig& config, const ModelWeights& weights,
+                          const std::shared_ptr<const data::TokenDataset>& dataset, int64_t context,
+                          int64_t max_tokens, at::Device device,
+                          const std::function<void(int64_t done, int64_t of)>& progress = {});
+
+// Batch of the data library as tensors on `device`.
+struct DeviceBatch {
+  PackedBatch packed;
+  at::Tensor targets;  // [T] int64, -100 where there is none
+};
+DeviceBatch to_device(const data::PackedBatch& batch, at::Device device);
+
+}  // namespace godwit

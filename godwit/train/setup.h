@@ -1,0 +1,34 @@
+// What a run is made of before its first step: data, model configuration, weights.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "godwit/data/dataset.h"
+#include "godwit/data/loader.h"
+#include "godwit/model/weights.h"
+#include "godwit/train/recipe.h"
+
+namespace godwit {
+
+struct RunData {
+  std::vector<std::shared_ptr<const data::TokenDataset>> train;  // as recipe.data
+  std::vector<std::shared_ptr<const data::TokenDataset>>
+      held_out;  // eval.data, or the data sets' own held-out parts
+  int64_t vocab_size = 0;
+};
+
+// Opens all data sets; those of different tokenizers do not mix.
+RunData open_data(const Recipe& recipe);
+
+// The recipe's model: preset, directory or file (or `init`'s), its overrides, the data's vocabulary and
+// special ids (a preset takes them over; a model directory must fit them).
+ModelConfig resolve_model(const Recipe& recipe, const RunData& data);
+
+// The configuration of one stage: rotation base and window as the stage says.
+ModelConfig stage_config(const ModelConfig& config, const StageOptions& stage);
+
+// The stage's sequences. Data sets whose weight is 0 in the stage's mix are left out.
+std::unique_ptr<data::PackedLoader> stage_loader(const Recipe& recipe, const RunData& data, size_t stage);
+
+}  // namespace godwit

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The main job: set up, build, train `nano` through four context stages on real text, measure, and let it write.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+scripts/build.sh godwit
+
+run=runs/quickstart
+if [[ -e $run/model/config.json && -z ${FORCE:-} ]]; then
+  printf '%s is trained already: FORCE=1 trains it anew. It writes:\n' "$run" >&2
+else
+  rm -rf "$run"
+  mkdir -p "$run"
+  build/godwit tokenizer train datasets/kjv.txt.zst --vocab-size 4096 --out "$run/tokenizer"
+  build/godwit data pack datasets/kjv.txt.zst --tokenizer "$run/tokenizer" --holdout 0.03 --out "$run/data"
+  build/godwit train configs/recipes/quickstart.toml
+fi
+
+echo
+build/godwit generate --model "$run/model" --prompt "And it came to pass" --max-tokens 120 --temperature 0.8 --seed 1
+cat <<'E2'
+
+
+Try next:
+  build/godwit generate --model runs/quickstart/model --prompt "Blessed are" --seed 2
+  build/godwit eval ppl --model runs/quickstart/model --data runs/quickstart/data
+  build/godwit plan kimi-k3
+  build/godwit train configs/recipes/quickstart.toml --set out=runs/mine --set 'stage.0.steps=2000'
+E2
