@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <deque>
 #include <numeric>
+#include <sstream>
 
 #include "godwit/base/check.h"
 #include "godwit/base/log.h"
@@ -56,6 +58,39 @@ double mean(const std::deque<double>& values) {
 void remember(std::deque<double>& values, double value) {
   values.push_back(value);
   if (values.size() > kRecentSteps) values.pop_front();
+}
+
+// The part of a recipe that decides the numbers: two recipes with the same key go on from each other's
+// checkpoints bit for bit.
+std::string resume_key(Recipe recipe) {
+  recipe.out.clear();
+  recipe.checkpoint = {};
+  recipe.eval = {};
+  recipe.train.time_limit_s = 0;
+  recipe.train.tensorboard = true;
+  recipe.train.nan_policy = {};
+  return to_toml(recipe);
+}
+
+// Lines of the two texts that differ, "- old" and "+ new".
+std::string differing_lines(const std::string& old_text, const std::string& new_text) {
+  const auto lines = [](const std::string& text) {
+    std::vector<std::string> out;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) out.push_back(line);
+    return out;
+  };
+  const std::vector<std::string> a = lines(old_text), b = lines(new_text);
+  std::string out;
+  const auto missing = [&](const std::vector<std::string>& from, const std::vector<std::string>& in,
+                           const char* mark) {
+    for (const std::string& line : from) {
+      if (std::find(in.begin(), in.end(), line) == in.end()) out += fmt::format("{} {}\n", mark, line);
+    }
+  };
+  missing(a, b, "-");
+  missing(b, a, "+");
+  return out;
 }
 
 class Run {

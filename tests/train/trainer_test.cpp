@@ -1,0 +1,233 @@
+// Whole runs on a tiny model: learning, resuming bit for bit, gates, faults.
+#include "godwit/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "godwit/base/check.h"
+#include "godwit/data/pack.h"
+#include "godwit/io/checkpoint_tensor.h"
+#include "tests/support/compare.h"
+
+namespace godwit {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 64;  // the test's tokenizer maps a byte to byte % 64
+
+// A fresh directory with packed data: text with an obvious rule, so that a few steps learn something.
+class Trainer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(2);
+    root_ = fs::temp_directory_path() / ("godwit_trainer_" + std::to_string(getpid()) +
+                                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    std::ofstream text(root_ / "text.txt");
+    for (int document = 0; document < 40; ++document) {
+      for (int i = 0; i < 60; ++i) text << "abcdefgh"[(document + i) % 8] << (i % 3 == 0 ? "-" : "+");
+      text << "\n\f\n";
+    }
+    text.close();
+    data::PackOptions pack;
+    pack.inputs = {root_ / "text.txt"};
+    pack.out = root_ / "data";
+    pack.holdout = 0.2;
+    pack.tokenizer = {.encode =
+                          [](std::string_view s, std::vector<int32_t>& ids) {
+                            for (const unsigned char c : s) ids.push_back(c % kRanks);
+                          },
+                      .vocab_size = kRanks + 256,
+                      .eos_id = kRanks + 1,
+                      .bos_id = std::nullopt,
+                      .hash = "test"};
+    data::pack_corpus(pack);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  Recipe recipe(const std::string& out, const std::vector<std::string>& extra = {}) {
+    const std::string toml = R"(
+seed = 5
+[model]
+name = "nano"
+[model.override]
+hidden_size = 32
+num_hidden_layers = 3
+intermediate_size = 32
+num_attention_heads = 2
+num_key_value_heads = 2
+q_lora_rank = 16
+kv_lora_rank = 16
+qk_nope_head_dim = 8
+qk_rope_head_dim = 8
+v_head_dim = 16
+num_experts = 16
+num_experts_per_token = 2
+moe_intermediate_size = 8
+routed_expert_hidden_size = 16
+linear_attn_config = {kda_layers = [1, 2], full_attn_layers = [3], num_heads = 2, head_dim = 16}
+[[data]]
+path = ")" + (root_ / "data").string() +
+                             R"("
+[optimizer]
+muon_lr = 5e-3
+adamw_lr = 5e-3
+[[stage]]
+name = "short"
+context = 32
+batch_tokens = 256
+steps = 12
+[[stage]]
+name = "long"
+context = 64
+batch_tokens = 256
+steps = 6
+gate = 10.0
+[train]
+tensorboard = false
+)";
+    std::vector<std::string> overrides = {"out=" + (root_ / out).string()};
+    overrides.insert(overrides.end(), extra.begin(), extra.end());
+    return parse_recipe(toml, "test.toml", overrides);
+  }
+
+  std::vector<nlohmann::json> metrics(const std::string& out) {
+    std::ifstream file(root_ / out / "metrics.jsonl");
+    std::vector<nlohmann::json> rows;
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      if (row.contains("loss")) rows.push_back(row);
+    }
+    return rows;
+  }
+  io::NamedTensors model(const std::string& out) {
+    return io::load_tensors(root_ / out / "model" / "model.safetensors");
+  }
+
+  static std::string error_of(const Recipe& recipe, const RunOptions& options = {}) {
+    try {
+      run_training(recipe, options);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+
+  fs::path root_;
+};
+
+TEST_F(Trainer, LearnsThroughTwoStagesAndLeavesARunDirectory) {
+  const RunSummary s = run_training(recipe("run"), {});
+  EXPECT_TRUE(s.finished);
+  EXPECT_EQ(s.steps, 18);
+  EXPECT_EQ(s.tokens, 18 * 256);
+  EXPECT_LT(s.after.nats_per_token, s.before.nats_per_token - 1.0);
+  EXPECT_GT(s.after.bits_per_byte, 0);
+  const auto rows = metrics("run");
+  ASSERT_EQ(rows.size(), 18u);
+  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["step"], i + 1);
+  EXPECT_EQ(rows[0]["stage"], "short");
+  EXPECT_EQ(rows[17]["context"], 64);
+  EXPECT_EQ(rows[0]["max_vio"].size(), 2u);  // the first layer is dense
+  EXPECT_TRUE(fs::exists(root_ / "run" / "model" / "config.json"));
+  EXPECT_TRUE(fs::exists(root_ / "run" / "checkpoints" / "step-18" / "state.safetensors"));
+  // The written recipe is the resolved one: it loads to an equal recipe.
+  EXPECT_EQ(load_recipe((root_ / "run" / "recipe.toml").string()), recipe("run"));
+}
+
+TEST_F(Trainer, ResumesBitForBit) {
+  run_training(recipe("whole"), {});
+  // Stopped by its time limit after the first step, then resumed.
+  const RunSummary first = run_training(recipe("parts", {"train.time_limit_s=1e-9"}), {});
+  EXPECT_FALSE(first.finished);
+  EXPECT_LT(first.steps, 18);
+  const RunSummary rest = run_training(recipe("parts"), {.resume = true});
+  EXPECT_TRUE(rest.finished);
+  const auto a = model("whole"), b = model("parts");
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].first, b[i].first);
+    EXPECT_TRUE(test::bit_equal(b[i].second, a[i].second)) << a[i].first;
+  }
+  const auto rows = metrics("parts"), expected = metrics("whole");
+  ASSERT_EQ(rows.size(), expected.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["step"], expected[i]["step"]);
+    EXPECT_EQ(rows[i]["loss"], expected[i]["loss"]) << i;
+    EXPECT_EQ(rows[i]["max_vio"], expected[i]["max_vio"]) << i;
+  }
+}
+
+TEST_F(Trainer, MicroBatchesAndRecomputationGiveTheSameRun) {
+  run_training(recipe("whole", {"stage.0.steps=4", "stage.1.steps=2"}), {});
+  run_training(recipe("parts", {"stage.0.steps=4", "stage.1.steps=2", "train.micro_batch_tokens=64",
+                                "train.recompute=block"}),
+               {});
+  const auto a = metrics("whole"), b = metrics("parts");
+  ASSERT_EQ(a.size(), b.size());
+  // The gradients' sums run in another order; Newton-Schulz amplifies that, so only the losses are compared.
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 2e-3) << i;
+}
+
+TEST_F(Trainer, EveryBalanceMethodAndOptionTrains) {
+  const std::vector<std::vector<std::string>> cases = {{"balance.method=sign"},
+                                                       {"balance.method=aux_loss"},
+                                                       {"balance.method=none"},
+                                                       {"balance.entropy_regularisation=0.01"},
+                                                       {"stage.1.rope_base=10000.0"},
+                                                       {"stage.1.window=16"},
+                                                       {"model.override.godwit.router_input=latent"},
+                                                       {"model.override.godwit.mla_gate=local_global"},
+                                                       {"model.override.godwit.attn_res=full"},
+                                                       {"optimizer.per_head=false"},
+                                                       {"optimizer.qk_clip=0.5"},
+                                                       {"train.dtype=bf16"}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const RunSummary s = run_training(recipe("run" + std::to_string(i), cases[i]), {});
+    EXPECT_LT(s.after.nats_per_token, s.before.nats_per_token - 0.5) << cases[i][0];
+  }
+}
+
+TEST_F(Trainer, GateStopsTheRunAndSaysSo) {
+  const std::string message = error_of(recipe("run", {"stage.1.gate=-5.0"}));
+  EXPECT_THAT(message, HasSubstr("stage long: the held-out loss at context 32"));
+  EXPECT_TRUE(fs::exists(root_ / "run" / "checkpoints" / "step-18"));
+}
+
+TEST_F(Trainer, FaultsAreNamed) {
+  run_training(recipe("run", {"stage.0.steps=1", "stage.1.steps=1"}), {});
+  EXPECT_THAT(error_of(recipe("run")), HasSubstr("holds a run already"));
+  EXPECT_THAT(error_of(recipe("run", {"stage.0.steps=1", "stage.1.steps=1", "optimizer.muon_lr=1.0"}),
+                       {.resume = true}),
+              HasSubstr("muon_lr"));
+  EXPECT_THAT(error_of(recipe("nan", {"optimizer.adamw_lr=1e38", "optimizer.grad_clip=0.0"})),
+              HasSubstr("is not finite"));
+  EXPECT_THAT(error_of(recipe("absent", {"data.0.path=/no/such/data"})), HasSubstr("/no/such/data"));
+}
+
+TEST_F(Trainer, DamagedCheckpointIsPassedOverForAnOlderOne) {
+  run_training(recipe("run", {"checkpoint.every=3", "checkpoint.keep=3"}), {});
+  const fs::path state = root_ / "run" / "checkpoints" / "step-18" / "state.safetensors";
+  std::fstream file(state, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(state) / 2));
+  file.put('\x5a');
+  file.put('\xa5');
+  file.close();
+  const RunSummary s =
+      run_training(recipe("run", {"checkpoint.every=3", "checkpoint.keep=3"}), {.resume = true});
+  EXPECT_TRUE(s.finished);
+  EXPECT_EQ(s.steps, 18);
+  EXPECT_EQ(metrics("run").size(), 18u);
+}
+
+}  // namespace
+}  // namespace godwit
