@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "godwit/data/dataset.h"
+#include "godwit/data/packed_batch.h"
 #include "godwit/model/forward.h"
 
 namespace godwit {

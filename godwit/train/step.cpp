@@ -41,6 +41,11 @@ std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, i
   return out;
 }
 
+// Ends a step early: a forward that is not finite has no meaningful routing, so nothing after it is computed.
+struct NotFinite {
+  std::string what;
+};
+
 bool has_router_loss(const BalanceOptions& o) {
   return (o.method == BalanceMethod::kAuxLoss && o.aux_coefficient > 0) || o.entropy_regularisation > 0;
 }
@@ -75,6 +80,9 @@ double TrainStep::forward_backward(const ModelConfig& config, const std::vector<
   ForwardOptions options;
   options.recompute = recipe_.train.recompute == Recompute::kBlock;
   options.on_router = [&](const RouterTrace& t) {
+    if (!at::isfinite(t.cutoff).all().item<bool>()) {
+      throw NotFinite{"the router's scores of layer " + std::to_string(t.layer)};
+    }
     balancer_.observe(moe_index_[t.layer], t.experts, t.scores, t.cutoff);
   };
   if (has_router_loss(recipe_.balance)) {
@@ -134,17 +142,19 @@ StepResult TrainStep::run(const ModelConfig& stage_config, const data::PackedLoa
   balancer_.begin_step();
   for_each_param(config_, weights_,
                  [](const ParamInfo&, at::Tensor& value) { value.mutable_grad() = at::Tensor(); });
-  result.loss =
-      forward_backward(stage_config, micro_batches(loader, step, recipe_.train.micro_batch_tokens), result);
-  if (!std::isfinite(result.loss)) {
+  try {
+    const auto batches = micro_batches(loader, step, recipe_.train.micro_batch_tokens);
+    result.loss = forward_backward(stage_config, batches, result);
+    if (!std::isfinite(result.loss)) throw NotFinite{"the loss"};
+  } catch (const NotFinite& fault) {
     result.applied = false;
-    result.not_finite = "loss";
+    result.not_finite = fault.what;
     return result;
   }
   const OptimizerStep done = optimizer_.step(lr_multiplier);
   result.grad_norm = done.grad_norm;
   result.applied = done.applied;
-  result.not_finite = done.not_finite;
+  if (!done.applied) result.not_finite = "the gradient of " + done.not_finite;
   if (!done.applied) return result;
   clip_logits(result);
   result.balance = balancer_.end_step(result.tokens);

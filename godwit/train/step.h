@@ -18,7 +18,7 @@ struct StepResult {
   double grad_norm = 0;
   int64_t tokens = 0;
   bool applied = true;     // false: not finite, nothing changed
-  std::string not_finite;  // what was not finite first: "loss", or a parameter's name
+  std::string not_finite;  // what was not finite first, for a message
   BalanceReport balance;
   double max_logit = 0;  // largest attention logit (or its bound, where that is below the limit)
   int64_t clipped_heads = 0;

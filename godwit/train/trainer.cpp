@@ -283,12 +283,10 @@ void Run::one_step(size_t stage, const data::PackedLoader& loader, const ModelCo
   ++steps_done_;
   tokens_done_ += result.tokens;
   if (!result.applied) {
-    const std::string what =
-        result.not_finite == "loss" ? "the loss" : "the gradient of " + result.not_finite;
     check(recipe_.train.nan_policy == NanPolicy::kSkip,
           "step {} (stage {}): {} is not finite; the newest checkpoint is untouched", steps_done_,
-          recipe_.stages[stage].name, what);
-    log_warn("step {}: {} is not finite, the step is skipped", steps_done_, what);
+          recipe_.stages[stage].name, result.not_finite);
+    log_warn("step {}: {} is not finite, the step is skipped", steps_done_, result.not_finite);
     return;
   }
   if (summary_.first_max_vio == 0) summary_.first_max_vio = result.balance.max_vio();

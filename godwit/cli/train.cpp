@@ -1,0 +1,80 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "godwit/cli/commands.h"
+#include "godwit/cli/device.h"
+#include "godwit/data/dataset.h"
+#include "godwit/io/compressed_size.h"
+#include "godwit/base/file.h"
+#include "godwit/train/trainer.h"
+
+namespace godwit::cli {
+namespace {
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  return whole < 60 ? fmt::format("{} s", whole) : fmt::format("{} min {:02} s", whole / 60, whole % 60);
+}
+
+// Bits a byte of `zstd -19` on the held-out text beside the packed data; 0 where there is none.
+double zstd_bits_per_byte(const Recipe& recipe) {
+  for (const DatasetOptions& dataset : recipe.data) {
+    const std::filesystem::path path = std::filesystem::path(dataset.path) / "heldout.txt";
+    if (!std::filesystem::exists(path)) continue;
+    const std::string text = read_file(path);
+    if (!text.empty())
+      return 8.0 * static_cast<double>(io::zstd_size(text, 19)) / static_cast<double>(text.size());
+  }
+  return 0.0;
+}
+
+void print_positions(const HeldOutLoss& held) {
+  fmt::print("\n  loss by position at context {} (nats a token)\n", held.context);
+  double largest = 0;
+  for (const PositionLoss& p : held.by_position) largest = std::max(largest, p.loss);
+  for (const PositionLoss& p : held.by_position) {
+    const auto bar = static_cast<size_t>(40.0 * p.loss / largest + 0.5);
+    fmt::print("  {:>7} to {:<7} {:6.3f}  {}\n", p.begin, p.end - 1, p.loss, std::string(bar, '#'));
+  }
+}
+
+void print_summary(const Recipe& recipe, const RunSummary& s) {
+  fmt::print("\n{}: {} steps, {} tokens in {} ({:.0f} tokens/s), {:.2f} M parameters\n\n", recipe.out,
+             s.steps, s.tokens, duration(s.seconds), static_cast<double>(s.tokens) / s.seconds,
+             static_cast<double>(s.parameters) * 1e-6);
+  fmt::print("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8}   {}\n", "stage", "context", "steps", "tokens", "time",
+             "loss", "gate: held-out loss at the context before");
+  for (const StageSummary& stage : s.stages) {
+    const std::string gate =
+        stage.gate_before > 0 ? fmt::format("{:.3f} -> {:.3f}", stage.gate_before, stage.gate_after) : "";
+    fmt::print("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8.3f}   {}\n", stage.name, stage.context, stage.steps,
+               stage.tokens, duration(stage.seconds), stage.loss, gate);
+  }
+  if (s.after.tokens > 0) {
+    fmt::print("\n  held-out bits per byte    before {:.3f}   after {:.3f} at context {}, {:.3f} at {}",
+               s.before.bits_per_byte, s.after.bits_per_byte, s.after.context, s.longest.bits_per_byte,
+               s.longest.context);
+    const double zstd = zstd_bits_per_byte(recipe);
+    if (zstd > 0) fmt::print("   zstd -19 {:.3f}", zstd);
+    fmt::print("\n");
+  }
+  fmt::print(
+      "  expert balance            MaxVio {:.2f} at the first step, {:.2f} over the last; dead experts {}\n",
+      s.first_max_vio, s.last_max_vio, s.dead_experts);
+  if (!s.longest.by_position.empty()) print_positions(s.longest);
+  if (!s.finished) fmt::print("\n  stopped before the end; --resume goes on\n");
+}
+
+}  // namespace
+
+int run_train(const TrainArgs& args) {
+  const Recipe recipe = load_recipe(args.recipe, args.overrides);
+  const RunOptions options{.device = apply_device(args.device), .resume = args.resume};
+  print_summary(recipe, run_training(recipe, options));
+  return 0;
+}
+
+}  // namespace godwit::cli
