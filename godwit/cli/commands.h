@@ -66,4 +66,12 @@ struct InspectArgs {
 };
 int run_inspect(const InspectArgs& args);
 
+struct TrainArgs {
+  std::string recipe;
+  std::vector<std::string> overrides;  // key=value
+  bool resume = false;
+  DeviceArgs device;
+};
+int run_train(const TrainArgs& args);
+
 }  // namespace godwit::cli

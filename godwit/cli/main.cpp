@@ -128,6 +128,13 @@ void add_sampling(CLI::App* command, GenerateArgs& args) {
 }
 
 void add_run_commands(Commands& commands) {
+  const auto [train, train_args] =
+      commands.add(nullptr, "train", "train through all stages of a recipe", run_train);
+  train->add_option("recipe", train_args->recipe, "recipe (.toml)")->required();
+  train->add_option("--set", train_args->overrides, "key=value, laid over the recipe's own");
+  train->add_flag("--resume", train_args->resume, "go on from the newest checkpoint of the run directory");
+  add_device(train, train_args->device);
+
   const auto [generate, generate_args] = commands.add(nullptr, "generate", "continue a prompt", run_generate);
   add_model(generate, generate_args->model);
   generate->add_option("--prompt", generate_args->prompt, "text to continue")->required();

@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <string>
 
+#include "godwit/base/file.h"
 #include "godwit/cli/commands.h"
-#include "godwit/cli/device.h"
+#include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
 #include "godwit/io/compressed_size.h"
-#include "godwit/base/file.h"
 #include "godwit/train/trainer.h"
 
 namespace godwit::cli {
@@ -32,40 +32,40 @@ double zstd_bits_per_byte(const Recipe& recipe) {
 }
 
 void print_positions(const HeldOutLoss& held) {
-  fmt::print("\n  loss by position at context {} (nats a token)\n", held.context);
+  print_out("\n  loss by position at context {} (nats a token)\n", held.context);
   double largest = 0;
-  for (const PositionLoss& p : held.by_position) largest = std::max(largest, p.loss);
-  for (const PositionLoss& p : held.by_position) {
-    const auto bar = static_cast<size_t>(40.0 * p.loss / largest + 0.5);
-    fmt::print("  {:>7} to {:<7} {:6.3f}  {}\n", p.begin, p.end - 1, p.loss, std::string(bar, '#'));
+  for (const LossByPosition::Bucket& p : held.by_position) largest = std::max(largest, p.nats);
+  for (const LossByPosition::Bucket& p : held.by_position) {
+    const auto bar = static_cast<size_t>(40.0 * p.nats / largest + 0.5);
+    print_out("  {:>7} to {:<7} {:6.3f}  {}\n", p.begin, p.end - 1, p.nats, std::string(bar, '#'));
   }
 }
 
 void print_summary(const Recipe& recipe, const RunSummary& s) {
-  fmt::print("\n{}: {} steps, {} tokens in {} ({:.0f} tokens/s), {:.2f} M parameters\n\n", recipe.out,
-             s.steps, s.tokens, duration(s.seconds), static_cast<double>(s.tokens) / s.seconds,
-             static_cast<double>(s.parameters) * 1e-6);
-  fmt::print("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8}   {}\n", "stage", "context", "steps", "tokens", "time",
-             "loss", "gate: held-out loss at the context before");
+  print_out("\n{}: {} steps, {} tokens in {} ({:.0f} tokens/s), {:.2f} M parameters\n\n", recipe.out, s.steps,
+            s.tokens, duration(s.seconds), static_cast<double>(s.tokens) / s.seconds,
+            static_cast<double>(s.parameters) * 1e-6);
+  print_out("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8}   {}\n", "stage", "context", "steps", "tokens", "time",
+            "loss", "gate: held-out loss at the context before");
   for (const StageSummary& stage : s.stages) {
     const std::string gate =
         stage.gate_before > 0 ? fmt::format("{:.3f} -> {:.3f}", stage.gate_before, stage.gate_after) : "";
-    fmt::print("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8.3f}   {}\n", stage.name, stage.context, stage.steps,
-               stage.tokens, duration(stage.seconds), stage.loss, gate);
+    print_out("  {:<12} {:>8} {:>7} {:>10} {:>11} {:>8.3f}   {}\n", stage.name, stage.context, stage.steps,
+              stage.tokens, duration(stage.seconds), stage.loss, gate);
   }
   if (s.after.tokens > 0) {
-    fmt::print("\n  held-out bits per byte    before {:.3f}   after {:.3f} at context {}, {:.3f} at {}",
-               s.before.bits_per_byte, s.after.bits_per_byte, s.after.context, s.longest.bits_per_byte,
-               s.longest.context);
+    print_out("\n  held-out bits per byte    before {:.3f}   after {:.3f} at context {}, {:.3f} at {}",
+              s.before.bits_per_byte, s.after.bits_per_byte, s.after.context, s.longest.bits_per_byte,
+              s.longest.context);
     const double zstd = zstd_bits_per_byte(recipe);
-    if (zstd > 0) fmt::print("   zstd -19 {:.3f}", zstd);
-    fmt::print("\n");
+    if (zstd > 0) print_out("   zstd -19 {:.3f}", zstd);
+    print_out("\n");
   }
-  fmt::print(
+  print_out(
       "  expert balance            MaxVio {:.2f} at the first step, {:.2f} over the last; dead experts {}\n",
       s.first_max_vio, s.last_max_vio, s.dead_experts);
   if (!s.longest.by_position.empty()) print_positions(s.longest);
-  if (!s.finished) fmt::print("\n  stopped before the end; --resume goes on\n");
+  if (!s.finished) print_out("\n  stopped before the end; --resume goes on\n");
 }
 
 }  // namespace

@@ -8,22 +8,17 @@
 
 #include "godwit/data/dataset.h"
 #include "godwit/data/packed_batch.h"
+#include "godwit/model/evaluate.h"
 #include "godwit/model/forward.h"
 
 namespace godwit {
-
-struct PositionLoss {
-  int64_t begin = 0, end = 0;  // positions in the document window, [begin, end)
-  double loss = 0;             // nats a token
-  int64_t tokens = 0;
-};
 
 struct HeldOutLoss {
   int64_t context = 0;
   int64_t tokens = 0;  // targets measured
   double nats_per_token = 0;
-  double bits_per_byte = 0;               // of the text behind the measured tokens
-  std::vector<PositionLoss> by_position;  // powers of two: [0, 1), [1, 2), [2, 4), …
+  double bits_per_byte = 0;  // of the text behind the measured tokens
+  std::vector<LossByPosition::Bucket> by_position;
 };
 
 // Documents in windows of `context` tokens (data::EvalReader), at most about `max_tokens` of them (0: all).
