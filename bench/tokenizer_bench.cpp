@@ -27,7 +27,7 @@ void train(const std::string& text_path, int64_t ranks, const std::string& out) 
   BpeTrainer trainer;
   trainer.add_text(text);
   const double counted = thread_seconds();
-  const auto tokens = trainer.train({.ranks = ranks, .progress = {}});
+  const auto tokens = trainer.train({.ranks = ranks});
   fmt::print("{{\"bytes\": {}, \"ranks\": {}, \"count_seconds\": {:.3f}, \"merge_seconds\": {:.3f}}}\n",
              text.size(), ranks, counted - start, thread_seconds() - counted);
   Tokenizer::from_ranks(tokens).save(out);

@@ -19,7 +19,7 @@ namespace godwit {
 struct TrainBpeOptions {
   int64_t ranks = 0;      // tokens wanted, the 256 bytes included; special tokens come on top of these
   int64_t min_count = 2;  // a merge must occur at least this often
-  std::function<void(int64_t ranks_done)> progress;  // called every hundred ranks, may be empty
+  std::function<void(int64_t ranks_done)> progress = {};  // called every hundred ranks, may be empty
 };
 
 class BpeTrainer {

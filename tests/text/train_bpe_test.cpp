@@ -17,7 +17,7 @@ namespace {
 std::vector<std::string> train(std::string_view text, int64_t ranks, int64_t min_count = 2) {
   BpeTrainer trainer;
   trainer.add_text(text);
-  return trainer.train({.ranks = ranks, .min_count = min_count, .progress = {}});
+  return trainer.train({.ranks = ranks, .min_count = min_count});
 }
 
 // The definition as it stands: before every new token all text is encoded again, with the encoder itself.
@@ -69,7 +69,7 @@ TEST(BpeTrainer, DocumentsAddUpInAnyOrder) {
     forward.add_text(documents[i]);
     backward.add_text(documents[2 - i]);
   }
-  EXPECT_EQ(forward.train({.ranks = 262, .progress = {}}), backward.train({.ranks = 262, .progress = {}}));
+  EXPECT_EQ(forward.train({.ranks = 262}), backward.train({.ranks = 262}));
 }
 
 // A trained token is what the encoder makes of its bytes, unless the pattern splits them.
