@@ -29,10 +29,12 @@ def run(*command):
 
 
 def cpu_model():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return "unknown"
+    fields = {}
+    for line in pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    name = fields.get("model name", "an unknown processor")
+    return f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
 def main():
@@ -62,11 +64,15 @@ def main():
     encode = megabytes / min(x["encode_seconds"] for x in ours)
     decode = megabytes / min(x["decode_seconds"] for x in ours)
     peer = megabytes / min(theirs)
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     table = f"""# Tokenizer
 
-`bench/tokenizer_bench.py`, commit {commit}, one core of {cpu_model()}. Text: {a.what or "one file"}, {megabytes:.1f} MB,
-{len(our_ids)} tokens of {a.ranks} ranks trained on it. Processor time, best of {a.samples}. The ids are {"the same" if same else "DIFFERENT"}.
+`bench/tokenizer_bench.py`, commit {commit}, one core of {cpu_model()}.
+Text: {a.what or "one file"}.
+{megabytes:.1f} MB, {len(our_ids)} tokens of {a.ranks} ranks trained on it.
+Processor time, best of {a.samples}. The ids are {"the same" if same else "DIFFERENT"}.
 
 | | MB/s |
 |---|---|

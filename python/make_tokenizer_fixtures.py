@@ -26,24 +26,44 @@ MASK = (1 << 64) - 1
 U = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 L = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-PATTERN = "|".join([
-    r"[\p{Han}]+",
-    r"[^\r\n\p{L}\p{N}]?" + U + "*" + L + "+" + SUFFIX,
-    r"[^\r\n\p{L}\p{N}]?" + U + "+" + L + "*" + SUFFIX,
-    r"\p{N}{1,3}",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-])
+PATTERN = "|".join(
+    [
+        r"[\p{Han}]+",
+        r"[^\r\n\p{L}\p{N}]?" + U + "*" + L + "+" + SUFFIX,
+        r"[^\r\n\p{L}\p{N}]?" + U + "+" + L + "*" + SUFFIX,
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 
 # Characters of every class the pattern knows, alone and at its borders; chosen often enough to meet each other.
 POOL = (
-    list("aabesmtrvlld'''  \n\n\r\t.-(_12AESTRVLMD") + list("éßſʰªºéÉДдÀǅΣσאבحあアㄅ한ก")
-    + list("中文漢字〇〡々〻⺀⼀㐀") + ["\U00020000", "\U00016ff0", "\U00016fe2"]  # Han: letters, numbers, radicals, marks
+    list("aabesmtrvlld'''  \n\n\r\t.-(_12AESTRVLMD")
+    + list("éßſʰªºéÉДдÀǅΣσאבحあアㄅ한ก")
+    + list("中文漢字〇〡々〻⺀⼀㐀")
+    + ["\U00020000", "\U00016ff0", "\U00016fe2"]  # Han: letters, numbers, radicals, marks
     + ["\u0301", "\u0308", "\u0903", "\u20dd", "\u093f", "\u0345"]  # combining marks, Mn Mc Me
-    + list("٣Ⅷ²½𝟘①") + ["\u00a0", "\u2003", "\u2028", "\u3000", "\u0085", "\x0b", "\x0c"]
-    + ["’", "😀", "\u200d", "\ufe0f", "\ufffd", "\0", "\x1c", "\x7f", "\u0378", "\ue000", "\U0010ffff", "\u200b", "€", "。"]
+    + list("٣Ⅷ²½𝟘①")
+    + ["\u00a0", "\u2003", "\u2028", "\u3000", "\u0085", "\x0b", "\x0c"]
+    + [
+        "’",
+        "😀",
+        "\u200d",
+        "\ufe0f",
+        "\ufffd",
+        "\0",
+        "\x1c",
+        "\x7f",
+        "\u0378",
+        "\ue000",
+        "\U0010ffff",
+        "\u200b",
+        "€",
+        "。",
+    ]
 )
 
 
@@ -105,8 +125,20 @@ def rule_text(rule):
 def training_text():
     """A third of a megabyte of the King James Version and invented words of many scripts, so that merges cross every class."""
     kjv = subprocess.run(["zstd", "-dc", ROOT / "datasets/kjv.txt.zst"], check=True, capture_output=True).stdout
-    alphabets = ["aàâçéèêîïôœùûü", "αβγδεζηθικλμνξο", "абвгдежзийклмнопрст", "אבגדהוזחטיכלמנ", "ابتثجحخدذرزسش", "कखगघचछजझटठ",
-                 "가나다라마바사아자차", "あいうえおかきくけこ", "中文漢字人大山水火木金土日月", "กขคงจฉชซญด", "😀😁😂🎉👍", "0123456789"]
+    alphabets = [
+        "aàâçéèêîïôœùûü",
+        "αβγδεζηθικλμνξο",
+        "абвгдежзийклмнопрст",
+        "אבגדהוזחטיכלמנ",
+        "ابتثجحخدذرزسش",
+        "कखगघचछजझटठ",
+        "가나다라마바사아자차",
+        "あいうえおかきくけこ",
+        "中文漢字人大山水火木金土日月",
+        "กขคงจฉชซญด",
+        "😀😁😂🎉👍",
+        "0123456789",
+    ]
     marks = ["", "", "", "\u0301", "\u0308", "\u093f"]
     out = [kjv[:330_000].decode()]
     counter = 0
@@ -123,7 +155,10 @@ def training_text():
             bits = random_bits(7, 2, counter)
             counter += 1
             word = words[int(60 * ((bits >> 11) * 2.0**-53) ** 3)]
-            out.append((word.upper() if bits % 5 == 0 else word) + [" ", " ", " ", "\n", "", ", ", "'s ", "\r\n\n", "  "][bits // 8 % 9])
+            out.append(
+                (word.upper() if bits % 5 == 0 else word)
+                + [" ", " ", " ", "\n", "", ", ", "'s ", "\r\n\n", "  "][bits // 8 % 9]
+            )
     for run in ["a", " ", "-", "=", "\t", "A", "中", "あ", "😀", "\n", "\0", "'s"]:
         for _ in range(60):
             counter += 1
@@ -155,7 +190,7 @@ def cut(text):
     """K3's two cuts, written down independently of pretokenize.cpp."""
     spaces = members(r"\s", "".join(map(chr, code_points())))
     for start in range(0, len(text), 400_000):
-        part, begin, run = text[start:start + 400_000], 0, 0
+        part, begin, run = text[start : start + 400_000], 0, 0
         for i, c in enumerate(part):
             run = run + 1 if i > 0 and (ord(c) in spaces) == (ord(part[i - 1]) in spaces) else 1
             if run > 25_000:
@@ -179,8 +214,19 @@ def make_vocabulary(bench):
 
 def split_cases():
     texts = [pool_text(1, stream, 1 + stream % 24) for stream in range(200)]
-    hand = ["", "I'll've don't DON'T it'S 'sſ 'ſ x'ſ you're'VE", "HTTPServer aB Ab AB ABc", "a\u0301b \u0301A \u0301", "1234567 12a",
-            "  \n  \n\n  x   y    ", "a \r\n\r\n b\t\tc \t", "...\n\n---  --\r\n!", "中文abc漢字、。々〇1〇", " 中 a中", "\u3000あ\u3000中"]
+    hand = [
+        "",
+        "I'll've don't DON'T it'S 'sſ 'ſ x'ſ you're'VE",
+        "HTTPServer aB Ab AB ABc",
+        "a\u0301b \u0301A \u0301",
+        "1234567 12a",
+        "  \n  \n\n  x   y    ",
+        "a \r\n\r\n b\t\tc \t",
+        "...\n\n---  --\r\n!",
+        "中文abc漢字、。々〇1〇",
+        " 中 a中",
+        "\u3000あ\u3000中",
+    ]
     texts += hand
     return [{"text": text, "ends": ends} for text, ends in zip(texts, piece_ends(texts))]
 
@@ -194,11 +240,35 @@ def random_split_case():
 
 
 def encode_cases(encoding):
-    rules = [{"repeat": [[text, times]]} for text, times in
-             [("a", 100_000), (" ", 100_000), ("\n", 100_000), ("中", 100_000), ("あ", 100_000), ("1", 100_000), ("A", 100_000),
-              ("\u0301", 100_000), ("-", 100_000), ("😀", 100_000), (" a", 50_000), ("aA", 50_000), ("ab", 50_000), ("'s", 50_000),
-              ("\r\n", 50_000), ("\u0301A", 50_000), ("A\u0301", 50_000), ("\0", 100_000), ("LORD ", 20_000)]]
-    rules += [{"repeat": [[" ", 100_000], ["x", 1]]}, {"repeat": [["A", 100_000], ["b", 1]]}, {"repeat": [["A", 50_000], ["\u0301", 1], ["A", 50_000], [".", 1]]}]
+    rules = [
+        {"repeat": [[text, times]]}
+        for text, times in [
+            ("a", 100_000),
+            (" ", 100_000),
+            ("\n", 100_000),
+            ("中", 100_000),
+            ("あ", 100_000),
+            ("1", 100_000),
+            ("A", 100_000),
+            ("\u0301", 100_000),
+            ("-", 100_000),
+            ("😀", 100_000),
+            (" a", 50_000),
+            ("aA", 50_000),
+            ("ab", 50_000),
+            ("'s", 50_000),
+            ("\r\n", 50_000),
+            ("\u0301A", 50_000),
+            ("A\u0301", 50_000),
+            ("\0", 100_000),
+            ("LORD ", 20_000),
+        ]
+    ]
+    rules += [
+        {"repeat": [[" ", 100_000], ["x", 1]]},
+        {"repeat": [["A", 100_000], ["b", 1]]},
+        {"repeat": [["A", 50_000], ["\u0301", 1], ["A", 50_000], [".", 1]]},
+    ]
     rules += [{"pool": 3, "length": 100_000}, {"planes": 4, "length": 100_000}, {"planes": 5, "length": 100_000}]
     out = []
     for rule in rules:
@@ -208,8 +278,13 @@ def encode_cases(encoding):
 
 
 def cut_cases(encoding):
-    rules = [{"repeat": [["a", 25_000]]}, {"repeat": [["a", 25_001]]}, {"repeat": [[" ", 60_000], ["中", 60_000], ["\u3000", 30_000]]},
-             {"repeat": [["ab ", 140_000], ["x", 25_000]]}, {"pool": 6, "length": 450_000}]
+    rules = [
+        {"repeat": [["a", 25_000]]},
+        {"repeat": [["a", 25_001]]},
+        {"repeat": [[" ", 60_000], ["中", 60_000], ["\u3000", 30_000]]},
+        {"repeat": [["ab ", 140_000], ["x", 25_000]]},
+        {"pool": 6, "length": 450_000},
+    ]
     out = []
     for rule in rules:
         ids = [i for part in cut(rule_text(rule)) for i in encoding.encode_ordinary(part)]
@@ -218,18 +293,50 @@ def cut_cases(encoding):
 
 
 def bytes_cases(encoding):
-    inputs = [b"\xff", b"abc\xff", b"abc \xff def", b"\xe4\xb8", b"x\xe4\xb8", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80",
-              b"\xf0\x9f\x98", b"a\n \t\xc3", b"a \n\n\xc3b", b" \xc3", b"in the\xffbeginning", b"\xf0\x9f\x98a", b"\xe4\xb8\xe4\xb8\xad"]
+    inputs = [
+        b"\xff",
+        b"abc\xff",
+        b"abc \xff def",
+        b"\xe4\xb8",
+        b"x\xe4\xb8",
+        b"\xed\xa0\x80",
+        b"\xc0\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xf0\x9f\x98",
+        b"a\n \t\xc3",
+        b"a \n\n\xc3b",
+        b" \xc3",
+        b"in the\xffbeginning",
+        b"\xf0\x9f\x98a",
+        b"\xe4\xb8\xe4\xb8\xad",
+    ]
     inputs += [random_bytes(seed, 1 + seed % 40) for seed in range(100)]
-    return [{"bytes": data.hex(), "replace": encoding.encode_ordinary(data.decode("utf-8", "replace")),
-             "tiktoken": encoding._encode_bytes(data)} for data in inputs]
+    return [
+        {
+            "bytes": data.hex(),
+            "replace": encoding.encode_ordinary(data.decode("utf-8", "replace")),
+            "tiktoken": encoding._encode_bytes(data),
+        }
+        for data in inputs
+    ]
 
 
 def special_cases(encoding):
-    texts = ["<|open|>message role=\"user\"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>", "<|end_of_msg|", "<|<|sep|>|>",
-             "[BOS][PAD] [EOS]\n[UNK]", f"<|reserved_token_{RANKS + 8}|> <|reserved_token_8|>", " <|media_pad|> <|media_pad|>",
-             "<osagent_mode>", "<|END_OF_MSG|>", ""]
-    return [{"text": t, "ids": encoding.encode(t, allowed_special="all"), "ordinary": encoding.encode_ordinary(t)} for t in texts]
+    texts = [
+        '<|open|>message role="user"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>',
+        "<|end_of_msg|",
+        "<|<|sep|>|>",
+        "[BOS][PAD] [EOS]\n[UNK]",
+        f"<|reserved_token_{RANKS + 8}|> <|reserved_token_8|>",
+        " <|media_pad|> <|media_pad|>",
+        "<osagent_mode>",
+        "<|END_OF_MSG|>",
+        "",
+    ]
+    return [
+        {"text": t, "ids": encoding.encode(t, allowed_special="all"), "ordinary": encoding.encode_ordinary(t)}
+        for t in texts
+    ]
 
 
 def decode_cases(encoding):
@@ -259,7 +366,9 @@ def main():
         sys.exit(__doc__)
     OUT.mkdir(parents=True, exist_ok=True)
     encoding = make_vocabulary(sys.argv[1])
-    short = [pool_text(9, stream, stream) for stream in range(0, 90, 3)] + [planes_text(stream, 40) for stream in range(10, 30)]
+    short = [pool_text(9, stream, stream) for stream in range(0, 90, 3)] + [
+        planes_text(stream, 40) for stream in range(10, 30)
+    ]
     cases = {
         "about": f"written by python/make_tokenizer_fixtures.py with tiktoken {tiktoken.__version__}",
         "pool": POOL,

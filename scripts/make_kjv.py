@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes datasets/kjv.txt.zst from the Debian packages bible-kjv and bible-kjv-text.
 
-    apt-get install bible-kjv bible-kjv-text zstd
-    scripts/make_kjv.py
+apt-get install bible-kjv bible-kjv-text zstd
+scripts/make_kjv.py
 """
 
 import pathlib
@@ -15,7 +15,11 @@ BOOKS = """Genesis|Exodus|Leviticus|Numbers|Deuteronomy|Joshua|Judges|Ruth|1 Sam
 2 Chronicles|Ezra|Nehemiah|Esther|Job|Psalms|Proverbs|Ecclesiastes|Song of Solomon|Isaiah|Jeremiah|Lamentations|Ezekiel
 Daniel|Hosea|Joel|Amos|Obadiah|Jonah|Micah|Nahum|Habakkuk|Zephaniah|Haggai|Zechariah|Malachi|Matthew|Mark|Luke|John|Acts
 Romans|1 Corinthians|2 Corinthians|Galatians|Ephesians|Philippians|Colossians|1 Thessalonians|2 Thessalonians|1 Timothy
-2 Timothy|Titus|Philemon|Hebrews|James|1 Peter|2 Peter|1 John|2 John|3 John|Jude|Revelation""".replace("\n", "|").split("|")
+2 Timothy|Titus|Philemon|Hebrews|James|1 Peter|2 Peter|1 John|2 John|3 John|Jude|Revelation""".replace(
+    "\n", "|"
+).split(
+    "|"
+)
 
 
 def main():
