@@ -31,7 +31,7 @@ struct PackOptions {
   double holdout = 0;            // share of the text to hold out, in [0, 1)
   uint64_t shard_tokens = uint64_t{1} << 28;
   PackTokenizer tokenizer;
-  std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of the input files; may be empty
+  std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes of the input files; may be empty
 };
 
 struct SplitSummary {
