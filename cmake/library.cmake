@@ -130,6 +130,11 @@ function(godwit_test dir)
   add_test(NAME ${dir} COMMAND ${target} --gtest_brief=1)
   # Threads that spin while they wait make a busy machine crawl.
   set_tests_properties(${dir} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_WAIT_POLICY=passive")
+  if(dir STREQUAL ops)  # the narrower kernels too, where the processor would choose the wider ones
+    add_test(NAME ops_avx2 COMMAND ${target} --gtest_brief=1)
+    set_tests_properties(ops_avx2 PROPERTIES TIMEOUT 900
+                         ENVIRONMENT "OMP_WAIT_POLICY=passive;GODWIT_CPU_ISA=avx2")
+  endif()
   if(dir STREQUAL cli)
     add_dependencies(${target} godwit)
   endif()

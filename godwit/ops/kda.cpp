@@ -161,15 +161,8 @@ BackwardResult backward_composition(const optional<Tensor>& grad_o, const option
                                     const Tensor& A_log, const Tensor& dt_bias, const Tensor& b,
                                     double gate_bound, const optional<Tensor>& initial_state,
                                     const Tensor& cu_seqlens, at::TensorList /*saved*/) {
-  variable_list inputs = {q, k, v, z, A_log, dt_bias, b};
-  if (initial_state.has_value()) inputs.push_back(*initial_state);
-  variable_list grads = composition_grads(inputs, {grad_o, grad_state}, [&](const variable_list& in) {
-    const auto [o, final_state] =
-        ref::kda_chunk_ref({in[0], in[1], in[2], in[3], in[4], in[5], in[6], gate_bound,
-                            in.size() > 7 ? optional<Tensor>(in[7]) : std::nullopt, cu_seqlens});
-    return variable_list{o, final_state};
-  });
-  grads.resize(8);
+  const auto grads = ref::kda_chunk_ref_grads(
+      grad_o, grad_state, {q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens});
   return {grads[0], grads[1], grads[2], grads[3], grads[4], grads[5], grads[6], grads[7]};
 }
 

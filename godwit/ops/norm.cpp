@@ -90,13 +90,7 @@ Tensor forward_composition(const Tensor& x, const optional<Tensor>& gate, const 
 
 BackwardResult backward_composition(const Tensor& grad, const Tensor& x, const optional<Tensor>& gate,
                                     const Tensor& weight, double eps) {
-  variable_list inputs = {x, weight};
-  if (gate.has_value()) inputs.push_back(*gate);
-  const variable_list grads = composition_grads(inputs, {grad}, [&](const variable_list& in) {
-    return variable_list{in.size() > 2 ? ref::rms_norm_gated_ref(in[0], in[2], in[1], eps)
-                                       : ref::rms_norm_ref(in[0], in[1], eps)};
-  });
-  return {grads[0], grads.size() > 2 ? grads[2] : Tensor(), grads[1]};
+  return ref::rms_norm_ref_grads(grad, x, gate, weight, eps);
 }
 
 }  // namespace

@@ -92,14 +92,7 @@ ForwardResult forward_composition(const Tensor& x, const Tensor& weight,
 BackwardResult backward_composition(const optional<Tensor>& grad_y, const optional<Tensor>& grad_state,
                                     const Tensor& x, const Tensor& weight,
                                     const optional<Tensor>& initial_state, const Tensor& cu_seqlens) {
-  variable_list inputs = {x, weight};
-  if (initial_state.has_value()) inputs.push_back(*initial_state);
-  const variable_list grads = composition_grads(inputs, {grad_y, grad_state}, [&](const variable_list& in) {
-    const auto [y, final_state] =
-        ref::short_conv_ref(in[0], in[1], in.size() > 2 ? optional<Tensor>(in[2]) : std::nullopt, cu_seqlens);
-    return variable_list{y, final_state};
-  });
-  return {grads[0], grads[1], grads.size() > 2 ? grads[2] : Tensor()};
+  return ref::short_conv_ref_grads(grad_y, grad_state, x, weight, initial_state, cu_seqlens);
 }
 
 }  // namespace

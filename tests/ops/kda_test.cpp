@@ -31,6 +31,7 @@ const std::vector<KdaCase> kCases = [] {
     cases.push_back({.lengths = {33, 1}, .heads = 1, .key = 24, .value = 40, .gate_bound = bound});
     cases.push_back({.lengths = {40}, .key = 3, .value = 5, .gate_bound = bound});
   }
+  cases.push_back({.lengths = {100}, .gate_bound = -30.0});  // a bound that a tile of 16 cannot multiply out
   return cases;
 }();
 
@@ -142,6 +143,29 @@ TEST(KdaStep, MatchesRecurrence) {
   }
 }
 
+TEST(KdaChunk, PackedEqualsSeparateBitForBit) {
+  const KdaCase c{.lengths = {0, 17, 64, 1, 130, 0, 257}, .heads = 3, .key = 64, .value = 64};
+  const KdaArgs x = random_kda(c);
+  const Tensor grad_o = at::randn(x.v.sizes()), grad_state = at::randn(x.initial_state->sizes());
+  const auto [o, state] = chunk(x);
+  const auto grads = kda_grads(x, grad_o, grad_state, chunk);
+  int64_t begin = 0;
+  for (size_t n = 0; n < c.lengths.size(); begin += c.lengths[n++]) {
+    const int64_t i = static_cast<int64_t>(n), end = begin + c.lengths[n];
+    const KdaArgs one = slice_tokens(x, begin, end, x.initial_state->narrow(0, i, 1));
+    const auto [o1, state1] = chunk(one);
+    EXPECT_TRUE(bit_equal(o.slice(0, begin, end), o1)) << "sequence " << n;
+    EXPECT_TRUE(bit_equal(state.narrow(0, i, 1), state1)) << "sequence " << n;
+    const auto grads1 = kda_grads(one, grad_o.slice(0, begin, end), grad_state.narrow(0, i, 1), chunk);
+    for (const size_t input : {0, 1, 2, 3, 6}) {
+      EXPECT_TRUE(bit_equal(grads[input].slice(0, begin, end), grads1[input]))
+          << kInputNames[input] << " of sequence " << n;
+    }
+    EXPECT_TRUE(bit_equal(grads[7].narrow(0, i, 1), grads1[7])) << "initial_state of sequence " << n;
+  }
+}
+
+// A change at token t changes no output before t by a single bit.
 TEST(KdaChunk, CausalBitForBit) {
   for (const double bound : {-5.0, 0.0}) {
     const KdaCase c{.lengths = {150}, .heads = 1, .key = 64, .value = 64, .gate_bound = bound};
@@ -159,6 +183,31 @@ TEST(KdaChunk, CausalBitForBit) {
   }
 }
 
+TEST(KdaChunk, IndependentOfThreadCount) {
+  const int before = at::get_num_threads();
+  for (const KdaCase& c : {KdaCase{.lengths = {300}, .heads = 1, .key = 128, .value = 128},
+                           KdaCase{.lengths = {65, 3, 200}, .heads = 3},
+                           KdaCase{.lengths = {300}, .heads = 1, .key = 64, .value = 64, .gate_bound = 0}}) {
+    const KdaArgs x = random_kda(c);
+    const Tensor grad_o = at::randn(x.v.sizes()), grad_state = at::randn(x.initial_state->sizes());
+    at::set_num_threads(1);
+    const auto [o1, state1] = chunk(x);
+    const auto grads1 = kda_grads(x, grad_o, grad_state, chunk);
+    for (const int threads : {2, 3, 7}) {
+      at::set_num_threads(threads);
+      const auto [o, state] = chunk(x);
+      EXPECT_TRUE(bit_equal(o, o1)) << threads << " threads, " << c.name();
+      EXPECT_TRUE(bit_equal(state, state1)) << threads << " threads, " << c.name();
+      const auto grads = kda_grads(x, grad_o, grad_state, chunk);
+      for (size_t i = 0; i < grads.size(); ++i) {
+        EXPECT_TRUE(bit_equal(grads[i], grads1[i])) << kInputNames[i] << ", " << threads << " threads";
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
+// Inputs at the edges of their range, alone and mixed with ordinary ones inside a tile.
 TEST(KdaChunk, Limits) {
   struct Limit {
     const char* name;
@@ -205,6 +254,8 @@ TEST(KdaChunk, Limits) {
       const auto [o_ref, state_ref] = oracle(x);
       EXPECT_TRUE(close(o, o_ref, kFp32Chain)) << limit.name << ", " << c.name();
       EXPECT_TRUE(close(state, state_ref, kFp32Chain)) << limit.name << ", " << c.name();
+      SCOPED_TRACE(limit.name);
+      expect_grads_match(c, at::kFloat, kFp32Grad, x);
     }
   }
 }

@@ -99,6 +99,39 @@ TEST(ShortConv, GradientsMatchFp64) {
   }
 }
 
+TEST(ShortConv, SplitsAndStepsEqualTheWholeBitForBit) {
+  const ConvInputs in = random_conv({40}, 48, 4, true);
+  const auto [y, last] = ops::short_conv(in.x, in.weight, in.state, in.cu);
+  for (int64_t at = 0; at <= 40; ++at) {
+    const auto [y1, state1] = ops::short_conv(in.x.slice(0, 0, at), in.weight, in.state, offsets({at}));
+    const auto [y2, state2] = ops::short_conv(in.x.slice(0, at), in.weight, state1, offsets({40 - at}));
+    EXPECT_TRUE(bit_equal(at::cat({y1, y2}), y)) << "split " << at;
+    EXPECT_TRUE(bit_equal(state2, last)) << "split " << at;
+  }
+}
+
+TEST(ShortConv, PackedEqualsSeparateAndThreadsDoNotMatter) {
+  const std::vector<int64_t> lengths = {0, 17, 1, 2, 300, 0};
+  const ConvInputs in = random_conv(lengths, 64, 4, true);
+  const Tensor grad_y = at::randn(in.x.sizes());
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const auto [y, last] = ops::short_conv(in.x, in.weight, in.state, in.cu);
+  const auto grads = conv_grads(in, at::kFloat, grad_y, Tensor(), false);
+  at::set_num_threads(3);
+  const auto grads3 = conv_grads(in, at::kFloat, grad_y, Tensor(), false);
+  for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(bit_equal(grads3[i], grads[i])) << "input " << i;
+  at::set_num_threads(before);
+  int64_t begin = 0;
+  for (size_t n = 0; n < lengths.size(); begin += lengths[n++]) {
+    const int64_t i = static_cast<int64_t>(n), end = begin + lengths[n];
+    const auto [y1, last1] = ops::short_conv(in.x.slice(0, begin, end), in.weight, in.state->narrow(0, i, 1),
+                                             offsets({lengths[n]}));
+    EXPECT_TRUE(bit_equal(y.slice(0, begin, end), y1)) << "sequence " << n;
+    EXPECT_TRUE(bit_equal(last.narrow(0, i, 1), last1)) << "sequence " << n;
+  }
+}
+
 TEST(ShortConv, Bf16KeepsInputsExactly) {
   ConvInputs in = random_conv({9, 2}, 32, 4, false);
   in.x = in.x.to(at::kBFloat16);

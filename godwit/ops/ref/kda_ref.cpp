@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "godwit/ops/autograd_util.h"
+
 namespace godwit::ops::ref {
 namespace {
 
@@ -208,6 +210,20 @@ std::tuple<Tensor, Tensor> kda_chunk_ref(const KdaArgs& args) {
                        .index_select(0, index_tensor(plan.scatter, device));
   const Tensor final_state = at::cat(finished).index_select(0, index_tensor(plan.rank, device));
   return {o.to(args.v.scalar_type()), final_state};
+}
+
+std::vector<Tensor> kda_chunk_ref_grads(const std::optional<Tensor>& grad_o,
+                                        const std::optional<Tensor>& grad_final_state, const KdaArgs& x) {
+  std::vector<Tensor> inputs = {x.q, x.k, x.v, x.z, x.A_log, x.dt_bias, x.b};
+  if (x.initial_state.has_value()) inputs.push_back(*x.initial_state);
+  auto grads = composition_grads(inputs, {grad_o, grad_final_state}, [&](const std::vector<Tensor>& in) {
+    KdaArgs leaves{in[0], in[1], in[2], in[3], in[4], in[5], in[6], x.gate_bound, std::nullopt, x.cu_seqlens};
+    if (in.size() > 7) leaves.initial_state = in[7];
+    const auto [o, final_state] = kda_chunk_ref(leaves);
+    return std::vector<Tensor>{o, final_state};
+  });
+  grads.resize(8);
+  return grads;
 }
 
 Tensor kda_step_ref(const KdaArgs& args, Tensor& state) {

@@ -10,6 +10,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 namespace godwit::ops {
 
@@ -32,6 +33,12 @@ KdaTokens kda_tokens(const KdaArgs& args);
 
 std::tuple<at::Tensor, at::Tensor> kda_recurrence_ref(const KdaArgs& args);
 std::tuple<at::Tensor, at::Tensor> kda_chunk_ref(const KdaArgs& args);
+
+// Gradients of q, k, v, z, A_log, dt_bias, b, initial_state (undefined if there is none) by autograd through
+// kda_chunk_ref. An absent output gradient counts as zero.
+std::vector<at::Tensor> kda_chunk_ref_grads(const std::optional<at::Tensor>& grad_o,
+                                            const std::optional<at::Tensor>& grad_final_state,
+                                            const KdaArgs& args);
 
 // `args` without initial_state and cu_seqlens; state [N, H, K, V] is updated.
 at::Tensor kda_step_ref(const KdaArgs& args, at::Tensor& state);

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "godwit/ops/autograd_util.h"
+
 namespace godwit::ops::ref {
 
 using at::Tensor;
@@ -41,6 +43,22 @@ std::tuple<Tensor, Tensor> short_conv_ref(const Tensor& x, const Tensor& weight,
   const Tensor final_state =
       inputs.index_select(0, index(last_inputs)).view({n, past, channels}).transpose(1, 2).contiguous();
   return {at::silu(y).to(x.scalar_type()), final_state.to(state_type)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> short_conv_ref_grads(const std::optional<Tensor>& grad_y,
+                                                        const std::optional<Tensor>& grad_final_state,
+                                                        const Tensor& x, const Tensor& weight,
+                                                        const std::optional<Tensor>& initial_state,
+                                                        const Tensor& cu_seqlens) {
+  std::vector<Tensor> inputs = {x, weight};
+  if (initial_state.has_value()) inputs.push_back(*initial_state);
+  auto grads = composition_grads(inputs, {grad_y, grad_final_state}, [&](const std::vector<Tensor>& in) {
+    const auto [y, final_state] =
+        short_conv_ref(in[0], in[1], in.size() > 2 ? std::optional(in[2]) : std::nullopt, cu_seqlens);
+    return std::vector<Tensor>{y, final_state};
+  });
+  grads.resize(3);
+  return {grads[0], grads[1], grads[2]};
 }
 
 }  // namespace godwit::ops::ref

@@ -14,4 +14,11 @@ std::tuple<at::Tensor, at::Tensor> short_conv_ref(const at::Tensor& x, const at:
                                                   const std::optional<at::Tensor>& initial_state,
                                                   const at::Tensor& cu_seqlens);
 
+// Gradients of x, weight, initial_state (undefined if there is none) by autograd through it. An absent output
+// gradient counts as zero.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> short_conv_ref_grads(
+    const std::optional<at::Tensor>& grad_y, const std::optional<at::Tensor>& grad_final_state,
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& initial_state,
+    const at::Tensor& cu_seqlens);
+
 }  // namespace godwit::ops::ref
