@@ -36,19 +36,55 @@ struct TokenizerUseArgs {
 int run_tokenizer_encode(const TokenizerUseArgs& args);
 int run_tokenizer_decode(const TokenizerUseArgs& args);
 
-struct GenerateArgs {
-  std::string model;
-  std::string prompt;
+struct DataPackArgs {
+  std::vector<std::string> inputs;
+  std::string out;
+  std::string tokenizer;  // empty: every byte is a token
+  double holdout = 0.0;
+  bool replace = false;
+};
+int run_data_pack(const DataPackArgs& args);
+
+// A model and how to draw from it.
+struct ModelArgs {
+  std::string model = {};
   int64_t max_tokens = 128;
   double temperature = 1.0;
   double top_p = 1.0;
   int64_t top_k = 0;
   uint64_t seed = 0;
-  std::string dtype;  // f32 or bf16; empty: the checkpoint's
+  std::string dtype = {};  // f32 or bf16; empty: the checkpoint's
+  DeviceArgs device = {};
+};
+
+struct GenerateArgs {
+  ModelArgs model;
+  std::string prompt;
+  bool json = false;
+};
+int run_generate(const GenerateArgs& args);
+
+struct ChatArgs {
+  ModelArgs model = {.max_tokens = 2048};
+  std::string system;
+  bool no_thinking = false;
+};
+int run_chat(const ChatArgs& args);
+
+struct EvalArgs {
+  std::string task;  // ppl, mqar or niah
+  std::string model;
+  std::string data;         // ppl: the text; niah: the haystack
+  int64_t context = 2048;   // ppl: window; mqar, niah: longest sequence
+  int64_t max_tokens = 0;   // ppl: 0 = all
+  int64_t samples = 0;      // mqar, niah: sequences a point; 0 = 32 and 10
+  int64_t distractors = 0;  // niah
+  uint64_t seed = 0;
+  std::string dtype;
   bool json = false;
   DeviceArgs device;
 };
-int run_generate(const GenerateArgs& args);
+int run_eval(const EvalArgs& args);
 
 struct LogitsArgs {
   std::string model;

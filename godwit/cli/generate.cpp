@@ -11,13 +11,10 @@
 namespace godwit::cli {
 
 int run_generate(const GenerateArgs& args) {
-  const LoadedModel model = load_model(args.model, apply_device(args.device), scalar_type_option(args.dtype));
+  const LoadedModel model = load(args.model);
   Session session(model);
-  const GenerateOptions options{.sampling = {.temperature = args.temperature,
-                                             .top_p = args.top_p,
-                                             .top_k = args.top_k,
-                                             .seed = args.seed},
-                                .max_tokens = args.max_tokens,
+  const GenerateOptions options{.sampling = sampling_params(args.model),
+                                .max_tokens = args.model.max_tokens,
                                 .stop_ids = text_stop_ids(model)};
   StreamDecoder decoder(model.tokenizer);
   std::string text;

@@ -1,4 +1,4 @@
-// `godwit inspect PATH`: what a model directory or a safetensors file holds.
+// `godwit inspect PATH`: what a model directory, packed data or a safetensors file holds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "godwit/base/check.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
+#include "godwit/data/dataset.h"
 #include "godwit/io/checkpoint_dir.h"
 #include "godwit/io/safetensors.h"
 #include "godwit/plan/plan.h"
@@ -141,11 +142,42 @@ json inspect_file(const fs::path& path) {
           {"tensors", tensors_json(groups)}};
 }
 
+json dataset_json(const data::TokenDataset& dataset) {
+  uint64_t longest = 0;
+  for (uint64_t d = 0; d < dataset.documents(); ++d) longest = std::max(longest, dataset.document_tokens(d));
+  const data::Manifest& manifest = dataset.manifest();
+  return {{"documents", dataset.documents()},    {"tokens", dataset.tokens()},
+          {"text_bytes", dataset.text_bytes()},  {"longest_document", longest},
+          {"shards", manifest.shards.size()},    {"vocab_size", manifest.vocab_size},
+          {"tokenizer", manifest.tokenizer_hash}};
+}
+
+json inspect_data(const fs::path& path) {
+  json out = {{"kind", "data"}, {"path", path.string()}, {"train", dataset_json(*data::open_train(path))}};
+  if (const auto heldout = data::open_heldout(path)) out["heldout"] = dataset_json(*heldout);
+  return out;
+}
+
+void print_data(const json& found) {
+  for (const char* part : {"train", "heldout"}) {
+    if (!found.contains(part)) continue;
+    const json& d = found[part];
+    const auto number = [&](const char* key) { return d[key].get<uint64_t>(); };
+    print_out("{:<8} {} documents, the longest of {} tokens; {} tokens in {} shards; {} of text\n", part,
+              number("documents"), number("longest_document"), number("tokens"), number("shards"),
+              human_bytes(d["text_bytes"].get<double>()));
+  }
+  print_out("vocabulary of {} ids, tokenizer {}\n", found["train"]["vocab_size"].get<int64_t>(),
+            found["train"]["tokenizer"].get<std::string>());
+}
+
 json inspect(const fs::path& path) {
   check(fs::exists(path), "{}: no such file or directory", path.string());
   if (fs::is_directory(path)) {
+    if (fs::exists(path / data::kManifestFile)) return inspect_data(path);
     check(fs::exists(path / "config.json") || holds_checkpoint(path),
-          "{}: neither config.json nor safetensors files here", path.string());
+          "{}: neither a model nor packed data here (no config.json, safetensors or manifest.json)",
+          path.string());
     return inspect_model(path);
   }
   check(path.extension() == ".safetensors", "{}: expected a directory or a .safetensors file", path.string());
@@ -158,6 +190,10 @@ int run_inspect(const InspectArgs& args) {
   const json found = inspect(args.path);
   if (args.json) {
     print_json(found);
+    return 0;
+  }
+  if (found["kind"] == "data") {
+    print_data(found);
     return 0;
   }
   if (found.contains("config")) print_config(found["config"]);

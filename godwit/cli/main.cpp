@@ -69,7 +69,8 @@ void add_model_commands(Commands& commands) {
 
   const auto [inspect, inspect_args] =
       commands.add(nullptr, "inspect", "what a file or directory holds", run_inspect);
-  inspect->add_option("path", inspect_args->path, "a model directory or a safetensors file")->required();
+  inspect->add_option("path", inspect_args->path, "a model directory, packed data, or a safetensors file")
+      ->required();
   add_json(inspect, inspect_args->json);
 
   const auto [logits, logits_args] =
@@ -109,7 +110,23 @@ void add_tokenizer_commands(Commands& commands) {
   decode->add_option("ids", decode_args->input, "a JSON list of ids; without it, stdin");
 }
 
-void add_sampling(CLI::App* command, GenerateArgs& args) {
+void add_data_commands(Commands& commands) {
+  CLI::App* data = commands.group("data", "prepare training data");
+  const auto [pack, args] = commands.add(data, "pack", "text and JSONL to token shards", run_data_pack);
+  pack->add_option("inputs", args->inputs, "files or directories: text, .jsonl, and these with .zst")
+      ->required();
+  pack->add_option("--out", args->out, "directory to write")->required()->type_name("DIR");
+  pack->add_option("--tokenizer", args->tokenizer,
+                   "a model directory or a tiktoken file (default: every byte is a token)");
+  pack->add_option("--holdout", args->holdout, "share of the text kept out for evaluation")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  pack->add_flag("--replace", args->replace, "put the result in the place of an existing directory");
+}
+
+// The model's directory, how to draw, and where it runs.
+void add_sampling(CLI::App* command, ModelArgs& args) {
+  add_model(command, args.model);
   command->add_option("--max-tokens", args.max_tokens, "tokens to make at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -136,10 +153,41 @@ void add_run_commands(Commands& commands) {
   add_device(train, train_args->device);
 
   const auto [generate, generate_args] = commands.add(nullptr, "generate", "continue a prompt", run_generate);
-  add_model(generate, generate_args->model);
   generate->add_option("--prompt", generate_args->prompt, "text to continue")->required();
-  add_sampling(generate, *generate_args);
+  add_sampling(generate, generate_args->model);
   add_json(generate, generate_args->json);
+
+  const auto [chat, chat_args] =
+      commands.add(nullptr, "chat", "talk to a model: Ctrl-D ends, Ctrl-C stops an answer", run_chat);
+  add_sampling(chat, chat_args->model);
+  chat->add_option("--system", chat_args->system, "system message");
+  chat->add_flag("--no-thinking", chat_args->no_thinking, "answer at once");
+
+  const auto [eval, eval_args] =
+      commands.add(nullptr, "eval",
+                   "ppl: loss on text; mqar: recall of random pairs; niah: needle in a haystack", run_eval);
+  eval->add_option("task", eval_args->task, "ppl, mqar or niah")
+      ->required()
+      ->check(CLI::IsMember({"ppl", "mqar", "niah"}));
+  add_model(eval, eval_args->model);
+  eval->add_option("--data", eval_args->data,
+                   "ppl: the text, niah: the haystack: packed data (its held-out part), a text file or a "
+                   "directory");
+  eval->add_option("--context", eval_args->context, "ppl: tokens of a window; mqar, niah: longest sequence")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  eval->add_option("--max-tokens", eval_args->max_tokens, "ppl: at most this many tokens (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  eval->add_option("--samples", eval_args->samples, "sequences a point (default: mqar 32, niah 10)")
+      ->check(CLI::PositiveNumber);
+  eval->add_option("--distractors", eval_args->distractors, "niah: needles of other names besides")
+      ->check(CLI::Range(0, 17))
+      ->capture_default_str();
+  eval->add_option("--seed", eval_args->seed, "seed of the tasks")->capture_default_str();
+  add_dtype(eval, eval_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_device(eval, eval_args->device);
+  add_json(eval, eval_args->json);
 }
 
 // The message alone, as one line: LibTorch's errors carry a backtrace.
@@ -162,6 +210,7 @@ int main(int argc, char** argv) {
   Commands commands(app);
   add_model_commands(commands);
   add_tokenizer_commands(commands);
+  add_data_commands(commands);
   add_run_commands(commands);
   try {
     app.parse(argc, argv);

@@ -23,6 +23,14 @@ std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype) {
   return dtype == "bf16" ? c10::kBFloat16 : c10::kFloat;
 }
 
+LoadedModel load(const ModelArgs& args) {
+  return load_model(args.model, apply_device(args.device), scalar_type_option(args.dtype));
+}
+
+SamplingParams sampling_params(const ModelArgs& args) {
+  return {.temperature = args.temperature, .top_p = args.top_p, .top_k = args.top_k, .seed = args.seed};
+}
+
 void write_out(std::string_view text) {
   const bool ok = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   check(ok, "stdout: {}", std::error_code(errno, std::generic_category()).message());

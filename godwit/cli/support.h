@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "godwit/cli/commands.h"
+#include "godwit/infer/session.h"
 
 namespace godwit::cli {
 
@@ -22,6 +23,9 @@ c10::Device apply_device(const DeviceArgs& args);
 
 // "f32", "bf16", or empty for the checkpoint's own.
 std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype);
+
+LoadedModel load(const ModelArgs& args);
+SamplingParams sampling_params(const ModelArgs& args);
 
 // To stdout at once. A closed pipe ends the process quietly (main.cpp), any other fault is an Error.
 void write_out(std::string_view text);

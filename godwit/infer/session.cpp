@@ -89,7 +89,7 @@ Generation Session::generate(std::span<const int32_t> prompt, const GenerateOpti
     }
     const bool go_on = stop || !on_token || on_token(id);
     if (stop || !go_on) {
-      out.finish_reason = "stop";
+      out.finish_reason = stop ? "stop" : "cancelled";
       feed({&id, 1});
       break;
     }

@@ -44,7 +44,7 @@ struct GenerateOptions {
 struct Generation {
   std::vector<int32_t> ids;
   std::vector<double> logprobs;
-  std::string finish_reason;  // "stop" or "length"
+  std::string finish_reason;  // "stop" (a stop id), "length" (max_tokens) or "cancelled" (on_token)
   int64_t prompt_tokens = 0;
   double prefill_s = 0.0;
   double decode_s = 0.0;
@@ -57,7 +57,7 @@ class Session {
   explicit Session(const LoadedModel& model);
 
   // Feeds `prompt` after what the session has seen, then draws tokens. on_token is called with each as it
-  // comes; returning false stops ("stop"). Special tokens are never drawn unless allowed. The state then
+  // comes; returning false ends it. Special tokens are never drawn unless allowed. The state then
   // holds everything that was fed and drawn.
   Generation generate(std::span<const int32_t> prompt, const GenerateOptions& options,
                       const std::function<bool(int32_t)>& on_token = {});

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "godwit/io/checkpoint_tensor.h"
+#include "godwit/model/forward.h"
 #include "tests/cli/program.h"
 #include "tests/cli/tiny_directory.h"
 #include "tests/support/compare.h"

@@ -75,11 +75,22 @@ TEST(Needle, StandsWhereItShould) {
 
 TEST(Needle, ScoresTokensAndWholeNumbers) {
   const std::vector<int32_t> haystack(100, 3);
-  const NeedleTask task{.length = 300, .samples = 1};
   const LoadedModel blank = test::bigram_model({});
-  const NeedleSample sample = needle_sample(blank.tokenizer, haystack, task, 0);
+  // A number in which no token comes twice, so that bigrams can know it.
+  NeedleTask task{.length = 300, .samples = 1};
+  NeedleSample sample;
   std::map<int32_t, int32_t> next;
-  for (size_t t = sample.answer; t < sample.ids.size(); ++t) next[sample.ids[t - 1]] = sample.ids[t];
+  std::set<int32_t> followers;
+  do {
+    ++task.seed;
+    sample = needle_sample(blank.tokenizer, haystack, task, 0);
+    next.clear();
+    followers.clear();
+    for (size_t t = sample.answer; t < sample.ids.size(); ++t) {
+      next[sample.ids[t - 1]] = sample.ids[t];
+      followers.insert(sample.ids[t]);
+    }
+  } while (next.size() + sample.answer < sample.ids.size() || followers.size() < next.size());
   const auto size = static_cast<int64_t>(next.size());
   const NeedleScore all = needle(test::bigram_model(next), haystack, task);
   EXPECT_EQ(all.tokens.total, size);

@@ -64,7 +64,7 @@ TEST(Session, CallerStops) {
   int seen = 0;
   const Generation out = session.generate(prompt, {.max_tokens = 9}, [&](int32_t) { return ++seen < 3; });
   EXPECT_EQ(out.ids.size(), 3u);
-  EXPECT_EQ(out.finish_reason, "stop");
+  EXPECT_EQ(out.finish_reason, "cancelled");
   EXPECT_EQ(session.tokens(), 6);
 }
 
