@@ -6,12 +6,12 @@
 
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "godwit/base/check.h"
+#include "godwit/base/file.h"
 
 namespace godwit {
 namespace {
@@ -428,11 +428,7 @@ void read_fields(std::string_view text, const std::string& name, const std::vect
 
 void read_fields_file(const std::string& path, const std::vector<std::string>& overrides,
                       const Fields::Visit& visit) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), "{}: cannot be opened", path);
-  std::stringstream text;
-  text << file.rdbuf();
-  read_fields(text.str(), path, overrides, visit);
+  read_fields(read_file(path), path, overrides, visit);
 }
 
 std::string write_fields(const Fields::Visit& visit) {

@@ -4,11 +4,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <limits>
 #include <set>
 #include <tuple>
 
 #include "godwit/base/check.h"
 #include "godwit/ops/ops.h"
+#include "godwit/train/muon.h"
 
 namespace godwit {
 namespace {
@@ -79,8 +81,11 @@ void Optimizer::plan_batches(int64_t batch_elements) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const OptimizerRule& rule = slots_[i].rule;
     if (!rule.muon || slots_[i].momentum.numel() == 0) continue;
-    const int64_t most = std::max<int64_t>(1, batch_elements / (rule.rows * rule.cols));
     const at::Tensor& momentum = slots_[i].momentum;
+    const bool in_cache = momentum.is_cpu() && momentum.scalar_type() == at::kFloat &&
+                          muon_fits_cache(rule.rows, rule.cols);  // no workspace, so no bound
+    const int64_t most = in_cache ? std::numeric_limits<int64_t>::max()
+                                  : std::max<int64_t>(1, batch_elements / (rule.rows * rule.cols));
     const auto key = std::make_tuple(rule.rows, rule.cols, momentum.scalar_type(), momentum.device().str());
     for (int64_t first = 0; first < rule.blocks;) {
       const auto found = open.find(key);
@@ -91,7 +96,7 @@ void Optimizer::plan_batches(int64_t batch_elements) {
       }
       if (used == most) {
         open[key] = batches_.size();
-        batches_.push_back({.rows = rule.rows, .cols = rule.cols, .pieces = {}});
+        batches_.push_back({.rows = rule.rows, .cols = rule.cols, .in_cache = in_cache, .pieces = {}});
         used = 0;
       }
       const int64_t count = std::min(most - used, rule.blocks - first);
@@ -101,7 +106,7 @@ void Optimizer::plan_batches(int64_t batch_elements) {
   }
 }
 
-// Reads the gradients, finds the global norm, clips.
+// Reads the gradients, finds the global norm and the factor that clips it.
 OptimizerStep Optimizer::gather_gradients() {
   std::vector<at::Tensor> grads;
   std::vector<size_t> owners;
@@ -129,8 +134,8 @@ OptimizerStep Optimizer::gather_gradients() {
     out.not_finite = slots_[owners[i]].param.info.name;
     return out;
   }
-  if (options_.grad_clip > 0 && out.grad_norm > options_.grad_clip)
-    at::_foreach_mul_(grads, options_.grad_clip / out.grad_norm);
+  const bool clips = options_.grad_clip > 0 && out.grad_norm > options_.grad_clip;
+  grad_scale_ = clips ? options_.grad_clip / out.grad_norm : 1.0;
   return out;
 }
 
@@ -151,6 +156,35 @@ OptimizerStep Optimizer::step(double lr_multiplier) {
 }
 
 void Optimizer::muon_step(const Batch& batch, double lr) {
+  if (batch.in_cache)
+    muon_step_in_cache(batch, lr);
+  else
+    muon_step_by_tensors(batch, lr);
+}
+
+void Optimizer::muon_step_in_cache(const Batch& batch, double lr) {
+  MuonBlocks p{.blocks = {}, .rows = batch.rows, .cols = batch.cols};
+  p.grad_scale = static_cast<float>(grad_scale_);
+  p.momentum = static_cast<float>(options_.momentum);
+  p.nesterov = options_.nesterov;
+  p.ns_steps = options_.ns_steps;
+  std::vector<at::Tensor> grads;  // keeps converted gradients alive
+  for (const Piece& piece : batch.pieces) {
+    Slot& slot = slots_[piece.slot];
+    if (!slot.grad.defined()) continue;
+    grads.push_back(slot.grad.to(at::kFloat).contiguous());
+    const int64_t n = batch.rows * batch.cols;
+    for (int64_t i = piece.first; i < piece.first + piece.count; ++i)
+      p.blocks.push_back({.weight = slot.weight().mutable_data_ptr<float>() + i * n,
+                          .momentum = slot.momentum.mutable_data_ptr<float>() + i * n,
+                          .grad = grads.back().const_data_ptr<float>() + i * n,
+                          .keep = static_cast<float>(1 - lr * slot.rule.weight_decay),
+                          .rate = static_cast<float>(lr * slot.rule.scale)});
+  }
+  muon_step_cpu(p);
+}
+
+void Optimizer::muon_step_by_tensors(const Batch& batch, double lr) {
   const auto blocks_of = [&](const at::Tensor& tensor, const Piece& piece) {
     return tensor.view({-1, batch.rows, batch.cols}).narrow(0, piece.first, piece.count);
   };
@@ -167,9 +201,9 @@ void Optimizer::muon_step(const Batch& batch, double lr) {
     const at::Tensor grad = blocks_of(slot.grad.contiguous(), piece);
     at::Tensor momentum = blocks_of(slot.momentum, piece);
     at::Tensor u = update.narrow(0, at, piece.count);
-    at::add_out(momentum, grad, momentum, options_.momentum);
+    momentum.mul_(options_.momentum).add_(grad, grad_scale_);
     if (options_.nesterov)
-      at::add_out(u, grad, momentum, options_.momentum);
+      at::mul_out(u, momentum, at::scalar_tensor(options_.momentum, u.options())).add_(grad, grad_scale_);
     else
       u.copy_(momentum);
     at += piece.count;
@@ -197,7 +231,8 @@ void Optimizer::adamw_step(double weight_decay, double lr) {
     at::Tensor& weight = slot.weight();
     Lists& lists = groups[{weight.device().str(), weight.scalar_type()}];
     lists.weights.push_back(weight);
-    lists.grads.push_back(slot.grad.to(weight.scalar_type()).contiguous());
+    const at::Tensor grad = slot.grad.to(weight.scalar_type()).contiguous();
+    lists.grads.push_back(grad_scale_ == 1.0 ? grad : grad * grad_scale_);
     lists.exp_avgs.push_back(slot.exp_avg);
     lists.exp_avg_sqs.push_back(slot.exp_avg_sq);
     lists.steps.push_back(slot.steps);

@@ -53,7 +53,7 @@ class Optimizer {
             int64_t batch_elements = int64_t{1} << 24);
 
   // One step at `lr_multiplier` times the peak rates. A parameter without a gradient (grad undefined) is left
-  // alone. Clipping scales the gradients in place.
+  // alone. Gradients are only read; clipping scales what is read.
   OptimizerStep step(double lr_multiplier);
 
   // Multiplies row i of the weight `name` by factors[i], in the master and in the model's copy.
@@ -81,6 +81,7 @@ class Optimizer {
   };
   struct Batch {  // one Newton-Schulz call
     int64_t rows = 0, cols = 0;
+    bool in_cache = false;  // small fp32 blocks on the CPU: muon.h
     std::vector<Piece> pieces;
   };
 
@@ -88,12 +89,15 @@ class Optimizer {
   void plan_batches(int64_t batch_elements);
   OptimizerStep gather_gradients();
   void muon_step(const Batch& batch, double lr);
+  void muon_step_in_cache(const Batch& batch, double lr);
+  void muon_step_by_tensors(const Batch& batch, double lr);
   void adamw_step(double weight_decay, double lr);
 
   OptimizerOptions options_;
   std::vector<Slot> slots_;
   std::map<std::string, size_t, std::less<>> by_name_;
   std::vector<Batch> batches_;
+  double grad_scale_ = 1;  // of this step: below 1 where the norm was clipped
 };
 
 }  // namespace godwit

@@ -194,6 +194,47 @@ TEST(Optimizer, BatchingDoesNotChangeTheStep) {
   EXPECT_TRUE(close(results[2], results[0], test::kFp64));
 }
 
+// Small fp32 blocks go through the cache in chunks, larger ones through whole-tensor operations.
+TEST(Optimizer, SmallAndLargeFp32BlocksMatchTheReference) {
+  at::manual_seed(10);
+  OptimizerOptions o = options();
+  o.grad_clip = 3;  // clips
+  // 32 x 64: eight blocks a chunk, so 37 end in a short one. 130 x 140: beyond the small kernel.
+  const Tensor experts = randn({37, 32, 64}, at::kFloat), large = randn({130, 140}, at::kFloat);
+  const Tensor grad_e = randn({37, 32, 64}, at::kFloat), grad_l = randn({130, 140}, at::kFloat);
+  for (const bool bf16 : {false, true}) {
+    const at::ScalarType type = bf16 ? at::kBFloat16 : at::kFloat;
+    std::vector<OptimizerParam> params = {param("e", ParamRole::kExperts, experts.to(type)),
+                                          param("l", ParamRole::kMatrix, large.to(type))};
+    Optimizer optimizer(o, params);
+    params[0].grad.copy_(grad_e);
+    params[1].grad.copy_(grad_l);
+    const double norm = optimizer.step(1).grad_norm;
+    const auto expected = [&](const Tensor& value, const Tensor& grad) {
+      ReferenceMuon m{value.to(type).to(at::kDouble), at::zeros(value.sizes(), at::kDouble)};
+      m.step(grad.to(type).to(at::kDouble) * (3 / norm), o, o.muon_lr);
+      return m.weight;
+    };
+    const double tolerance = bf16 ? test::kBf16 : test::kFp32Chain;
+    for (const int64_t i : {0, 7, 8, 36})
+      EXPECT_TRUE(close(params[0].value[i], expected(experts[i], grad_e[i]), tolerance)) << i;
+    EXPECT_TRUE(close(params[1].value, expected(large, grad_l), tolerance));
+  }
+}
+
+TEST(Optimizer, ASmallBlockDoesNotDependOnItsNeighbours) {
+  at::manual_seed(11);
+  const Tensor experts = randn({37, 16, 24}, at::kFloat), grad = randn({37, 16, 24}, at::kFloat);
+  std::vector<OptimizerParam> together = {param("e", ParamRole::kExperts, experts)};
+  std::vector<OptimizerParam> alone = {param("e", ParamRole::kMatrix, experts[20])};
+  Optimizer a(options(), together), b(options(), alone);
+  together[0].grad.copy_(grad);
+  alone[0].grad.copy_(grad[20]);
+  a.step(1);
+  b.step(1);
+  EXPECT_TRUE(bit_equal(together[0].value[20], alone[0].value));
+}
+
 // ---- who gets what
 // ------------------------------------------------------------------------------------------
 
@@ -277,10 +318,15 @@ TEST(Optimizer, ClipsTheGlobalNorm) {
   params[0].grad.fill_(3);
   params[1].grad.fill_(4);
   EXPECT_DOUBLE_EQ(optimizer.step(1).grad_norm, 5);
-  EXPECT_FLOAT_EQ(params[0].grad.item<float>(), 1.5f);
-  EXPECT_FLOAT_EQ(params[1].grad.item<float>(), 2.f);
+  // What the state saw is half the gradient; the gradient itself is untouched.
+  StateMap state = collect_state([&](const StateVisitor& v) { optimizer.for_each_state(v); });
+  EXPECT_FLOAT_EQ(state.at("a.exp_avg").item<float>(), 0.1f * 1.5f);
+  EXPECT_FLOAT_EQ(state.at("b.momentum").item<float>(), 2.f);
+  EXPECT_FLOAT_EQ(params[1].grad.item<float>(), 4.f);
+  params[0].grad.zero_();
+  params[1].grad.fill_(2.5);  // just at the limit
   EXPECT_DOUBLE_EQ(optimizer.step(1).grad_norm, 2.5);
-  EXPECT_FLOAT_EQ(params[0].grad.item<float>(), 1.5f);
+  EXPECT_FLOAT_EQ(state.at("b.momentum").item<float>(), 0.95f * 2 + 2.5f);
 }
 
 TEST(Optimizer, ANonFiniteGradientChangesNothingAndIsNamed) {
