@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit::ops {
@@ -144,9 +145,7 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                  double scale, int64_t window) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("godwit::attention", "")
-                             .typed<decltype(attention_composite)>();
+  static const auto op = typed_op<decltype(attention_composite)>("godwit::attention");
   return op.call(q, k, v, cu_q, cu_k, scale, window);
 }
 

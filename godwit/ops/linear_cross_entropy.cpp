@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
+#include "godwit/kernels/softmax_loss.h"
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit::ops {
@@ -54,6 +56,18 @@ struct Losses {
   Tensor d_head;
 };
 
+// kernels/softmax_loss.h for any device and type. The logits become their gradient if that is wanted; index
+// [n, 1].
+void softmax_loss(Tensor& logits, const Tensor& index, const Tensor& weight, const Tensor& nll,
+                  bool gradient) {
+  Tensor logp = at::log_softmax(logits, -1);
+  nll.copy_(logp.gather(1, index).squeeze(1)).neg_();
+  if (!gradient) return;
+  logits = logp.exp_();
+  logits.scatter_add_(1, index, at::full(index.sizes(), -1.0, logits.options()));
+  logits.mul_(weight.unsqueeze(1));
+}
+
 Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights, bool want_x,
               bool want_head) {
   const auto work = work_type(x);
@@ -62,25 +76,35 @@ Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const 
   const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type());
   const Tensor matrix = as_is ? head : head.to(work);
   const Tensor ignored = targets.eq(kIgnored);
-  const Tensor index = targets.masked_fill(ignored, 0).unsqueeze(1);
-  const Tensor weight = weights.to(work).masked_fill(ignored, 0);
+  const Tensor targets_c = targets.contiguous(), index = targets.masked_fill(ignored, 0).unsqueeze(1);
+  const Tensor weight = weights.to(work).masked_fill(ignored, 0).contiguous();
+  const bool fused = x.is_cpu() && work == at::kFloat;
   Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
   if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
   if (want_head) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
   for (int64_t from = 0; from < tokens; from += rows) {
     const int64_t n = std::min(rows, tokens - from);
     const Tensor x_part = x.narrow(0, from, n);
-    const Tensor index_part = index.narrow(0, from, n);
-    Tensor logp = at::log_softmax(product(x_part, matrix.t(), work), -1);
-    out.nll.narrow(0, from, n).copy_(logp.gather(1, index_part).squeeze(1)).neg_();
-    if (!want_x && !want_head) continue;
-    // d logits = weight (softmax - one-hot)
-    Tensor d_logits = logp.exp_();
-    d_logits.scatter_add_(1, index_part, at::full({n, 1}, -1.0, d_logits.options()));
-    d_logits.mul_(weight.narrow(0, from, n).unsqueeze(1));
+    Tensor logits = product(x_part, matrix.t(), work);
+    const Tensor weight_part = weight.narrow(0, from, n);
+    const Tensor nll_part = out.nll.narrow(0, from, n);
+    const bool gradient = want_x || want_head;
+    if (fused) {
+      kernels::softmax_loss(n, {.vocabulary = head.size(0),
+                                .logits = logits.mutable_data_ptr<float>(),
+                                .targets = targets_c.const_data_ptr<int64_t>() + from,
+                                .weights = weight_part.const_data_ptr<float>(),
+                                .nll = nll_part.mutable_data_ptr<float>(),
+                                .gradient = gradient});
+    } else {
+      softmax_loss(logits, index.narrow(0, from, n), weight_part, nll_part, gradient);
+    }
+    if (!gradient) continue;
+    Tensor d_logits = logits;
     if (as_is) d_logits = d_logits.to(x.scalar_type());
     if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
-    if (want_head) out.d_head.add_(product(d_logits.t(), x_part, work));
+    if (want_head && as_is) out.d_head.add_(product(d_logits.t(), x_part, work));
+    if (want_head && !as_is) out.d_head.addmm_(d_logits.t(), x_part.to(work));
   }
   out.nll.masked_fill_(ignored, 0);
   out.loss = (out.nll * weight).sum();
@@ -146,9 +170,7 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& head, const Tensor& targets,
                                                 const Tensor& weights) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("godwit::linear_cross_entropy", "")
-                             .typed<decltype(cross_entropy_composite)>();
+  static const auto op = typed_op<decltype(cross_entropy_composite)>("godwit::linear_cross_entropy");
   return op.call(x, head, targets, weights);
 }
 

@@ -1,8 +1,13 @@
-// moe_router: checks and dispatch.
+// moe_router: checks, autograd and dispatch.
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <string>
+
+#include "godwit/kernels/moe_router.h"
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_router_ref.h"
 
@@ -27,21 +32,113 @@ void check_arguments(const Tensor& logits, const Tensor& bias, int64_t k, int64_
       " experts, got ", topk_groups);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> router_composite(const Tensor& logits, const Tensor& bias,
-                                                            int64_t k, bool renormalize, double scale,
-                                                            int64_t groups, int64_t topk_groups) {
+using Routes = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Routes empty_routes(const Tensor& logits, int64_t k) {
+  const int64_t tokens = logits.size(0);
+  return {at::empty({tokens, k}, logits.options().dtype(at::kInt)), at::empty({tokens, k}, logits.options()),
+          at::empty(logits.sizes(), logits.options()), at::empty({tokens}, logits.options())};
+}
+
+Routes fwd_cpu(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
+               int64_t groups, int64_t topk_groups) {
+  const Tensor x = as_float(logits), b = as_float(bias);
+  auto [experts, weights, scores, cutoff] = empty_routes(x, k);
+  kernels::moe_router_fwd(x.size(0), {.form = {.experts = x.size(1),
+                                               .k = k,
+                                               .renormalize = renormalize,
+                                               .scale = static_cast<float>(scale),
+                                               .groups = groups,
+                                               .topk_groups = topk_groups},
+                                      .logits = x.const_data_ptr<float>(),
+                                      .bias = b.const_data_ptr<float>(),
+                                      .chosen = experts.mutable_data_ptr<int32_t>(),
+                                      .weights = weights.mutable_data_ptr<float>(),
+                                      .scores = scores.mutable_data_ptr<float>(),
+                                      .cutoff = cutoff.mutable_data_ptr<float>()});
+  return {experts, weights, scores, cutoff};
+}
+
+Tensor bwd_cpu(const Tensor& d_weights, const Tensor& scores, const Tensor& experts, bool renormalize,
+               double scale) {
+  const Tensor d = as_float(d_weights), s = as_float(scores), chosen = experts.contiguous();
+  Tensor d_logits = at::empty(s.sizes(), s.options());
+  kernels::moe_router_bwd(s.size(0), {.form = {.experts = s.size(1),
+                                               .k = d.size(1),
+                                               .renormalize = renormalize,
+                                               .scale = static_cast<float>(scale)},
+                                      .d_weights = d.const_data_ptr<float>(),
+                                      .scores = s.const_data_ptr<float>(),
+                                      .chosen = chosen.const_data_ptr<int32_t>(),
+                                      .d_logits = d_logits.mutable_data_ptr<float>()});
+  return d_logits;
+}
+
+Routes fwd_meta(const Tensor& logits, const Tensor& /*bias*/, int64_t k, bool /*renormalize*/,
+                double /*scale*/, int64_t /*groups*/, int64_t /*topk_groups*/) {
+  return empty_routes(logits, k);
+}
+
+using Fwd = decltype(fwd_cpu);
+using Bwd = decltype(bwd_cpu);
+
+class Router : public torch::autograd::Function<Router> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const Tensor& logits,
+                                                const Tensor& bias, int64_t k, bool renormalize, double scale,
+                                                int64_t groups, int64_t topk_groups) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = typed_op<Fwd>("godwit::moe_router_fwd");
+    const auto [experts, weights, scores, cutoff] =
+        op.call(logits, bias, k, renormalize, scale, groups, topk_groups);
+    ctx->save_for_backward({scores, experts});
+    ctx->saved_data["renormalize"] = renormalize;
+    ctx->saved_data["scale"] = scale;
+    ctx->mark_non_differentiable({experts, scores, cutoff});
+    return {experts, weights, scores, cutoff};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = typed_op<Bwd>("godwit::moe_router_bwd");
+    const auto saved = ctx->get_saved_variables();
+    const Tensor d_logits = op.call(grads[1], saved[0], saved[1], ctx->saved_data["renormalize"].toBool(),
+                                    ctx->saved_data["scale"].toDouble());
+    return {d_logits, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Routes router_composite(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
+                        int64_t groups, int64_t topk_groups) {
   check_arguments(logits, bias, k, groups, topk_groups);
-  return ref::moe_router(logits, bias, k, renormalize, scale, groups, topk_groups);
+  static const auto op = typed_op<Fwd>("godwit::moe_router_fwd");
+  if (!has_kernel(op, logits))
+    return ref::moe_router(logits, bias, k, renormalize, scale, groups, topk_groups);
+  const Tensor detached = bias.detach();
+  if (!needs_grad(logits)) return op.call(logits, detached, k, renormalize, scale, groups, topk_groups);
+  const auto out = Router::apply(logits, detached, k, renormalize, scale, groups, topk_groups);
+  return {out[0], out[1], out[2], out[3]};
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  constexpr const char* kArguments =
+      "(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int topk_groups) -> "
+      "(Tensor experts, Tensor weights, Tensor scores, Tensor cutoff)";
+  m.def((std::string("moe_router") + kArguments).c_str());
+  m.def((std::string("moe_router_fwd") + kArguments).c_str());
   m.def(
-      "moe_router(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int "
-      "topk_groups) "
-      "-> (Tensor experts, Tensor weights, Tensor scores, Tensor cutoff)");
+      "moe_router_bwd(Tensor d_weights, Tensor scores, Tensor experts, bool renormalize, float scale) -> "
+      "Tensor");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("moe_router", router_composite);
+}
+TORCH_LIBRARY_IMPL(godwit, CPU, m) {
+  m.impl("moe_router_fwd", fwd_cpu);
+  m.impl("moe_router_bwd", bwd_cpu);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("moe_router_fwd", fwd_meta);
 }
 
 }  // namespace
@@ -49,9 +146,7 @@ TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k,
                                                       bool renormalize, double scale, int64_t groups,
                                                       int64_t topk_groups) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("godwit::moe_router", "")
-                             .typed<decltype(router_composite)>();
+  static const auto op = typed_op<decltype(router_composite)>("godwit::moe_router");
   return op.call(logits, bias, k, renormalize, scale, groups, topk_groups);
 }
 

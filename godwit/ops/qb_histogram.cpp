@@ -2,7 +2,9 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "godwit/kernels/qb_histogram.h"
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/qb_histogram_ref.h"
 
@@ -25,11 +27,32 @@ void check_arguments(const Tensor& scores, const Tensor& cutoff, double range_mi
               range_max);
 }
 
-void histogram_composite(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
-                         Tensor& counts) {
+void histogram_cpu(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
+                   Tensor& counts) {
   check_arguments(scores, cutoff, range_min, range_max, counts);
-  const at::NoGradGuard no_grad;
+  if (scores.scalar_type() == at::kDouble || !counts.is_contiguous()) {
+    return ref::qb_histogram(scores, cutoff, range_min, range_max, counts);
+  }
+  const Tensor s = as_float(scores), c = as_float(cutoff);
+  kernels::qb_histogram({.tokens = s.size(0),
+                         .experts = s.size(1),
+                         .bins = counts.size(1),
+                         .range_min = static_cast<float>(range_min),
+                         .bins_per_unit = static_cast<float>(counts.size(1) / (range_max - range_min)),
+                         .scores = s.const_data_ptr<float>(),
+                         .cutoff = c.const_data_ptr<float>(),
+                         .counts = counts.mutable_data_ptr<int64_t>()});
+}
+
+void histogram_other(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
+                     Tensor& counts) {
+  check_arguments(scores, cutoff, range_min, range_max, counts);
   ref::qb_histogram(scores, cutoff, range_min, range_max, counts);
+}
+
+void histogram_meta(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
+                    Tensor& counts) {
+  check_arguments(scores, cutoff, range_min, range_max, counts);
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
@@ -37,17 +60,22 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
       "qb_histogram(Tensor scores, Tensor cutoff, float range_min, float range_max, Tensor(a!) counts) -> "
       "()");
 }
-TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
-  m.impl("qb_histogram", histogram_composite);
+// Below autograd: nothing here has a gradient.
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("qb_histogram", histogram_other);
+}
+TORCH_LIBRARY_IMPL(godwit, CPU, m) {
+  m.impl("qb_histogram", histogram_cpu);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("qb_histogram", histogram_meta);
 }
 
 }  // namespace
 
 void qb_histogram(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
                   Tensor& counts) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("godwit::qb_histogram", "")
-                             .typed<decltype(histogram_composite)>();
+  static const auto op = typed_op<decltype(histogram_cpu)>("godwit::qb_histogram");
   op.call(scores, cutoff, range_min, range_max, counts);
 }
 

@@ -64,7 +64,7 @@ TEST(Attention, QueriesAfterCachedKeys) {
 }
 
 TEST(Attention, Window) {
-  for (const int64_t window : {1, 2, 16, 255, 256, 257, 600}) {
+  for (const int64_t window : {1, 16, 256, 600}) {
     check_case({.queries = {600, 7, 0}, .keys = {600, 7, 4}, .window = window});
     check_case({.queries = {1, 290}, .keys = {300, 310}, .window = window});
   }
