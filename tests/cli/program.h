@@ -46,6 +46,7 @@ inline Outcome run(const std::vector<std::string>& args, const std::string& inpu
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/1);  // tiny models: threads only wait for each other
   pid_t pid = 0;
   const int error = ::posix_spawn(&pid, GODWIT_BINARY, &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
