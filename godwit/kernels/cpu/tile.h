@@ -1,7 +1,7 @@
 // Small matrix products on register tiles, C [m, n] (+)= A [m, k] B [k, n], for matrices that fit the caches.
 //
-// B is repacked into panels of kPanel = 2 kLanes columns: panel p is [k][kPanel], contiguous, zero beyond n.
-// A is read element by element (broadcast) and stays as it is, row-major or, with kTransposed, as A^T
+// B is repacked into panels of kPanel columns (two vectors): panel p is [k][kPanel], contiguous, zero beyond
+// n. A is read element by element (broadcast) and stays as it is, row-major or, with kTransposed, as A^T
 // row-major.
 //
 // Order of arithmetic: every element of C is one chain acc = fma(a_k, b_k, acc) over k ascending from its
@@ -9,21 +9,17 @@
 // their number, and the few-row products of the decode path (see moe_experts.cpp) give the same bits.
 #pragma once
 
-#include "godwit/kernels/cpu/simd.h"
+#include "godwit/kernels/cpu/gemm_tile.h"
 
 namespace godwit::kernels::GODWIT_ISA {
 
-inline constexpr int kPanel = 2 * kLanes;
-// Rows of a tile: two accumulators a row, two vectors of B and one broadcast fit the 32 (16) registers.
+// Rows of the tallest tile: two accumulators a row, two vectors of B and one broadcast fill the 32 (16)
+// registers.
 #ifdef __AVX512F__
-inline constexpr int kTileRows = 12;
+inline constexpr int kTallTile = 12;
 #else
-inline constexpr int kTileRows = 6;
+inline constexpr int kTallTile = 6;
 #endif
-
-static inline int64_t round_up(int64_t n, int64_t to) {
-  return (n + to - 1) / to * to;
-}
 
 // For results larger than the caches, written once: no line is read before it is written. p is aligned to a
 // vector.
@@ -149,7 +145,7 @@ struct ZeroInit {
 template <bool kTransposed, class Init, class Store>
 static inline void gemm_panel(int64_t m, int64_t k, const float* a, int64_t lda, const float* panel,
                               const Init& init, const Store& done) {
-  const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+  const int64_t tiles = (m + kTallTile - 1) / kTallTile;
   int64_t row = 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t rows = (m - row) / (tiles - i);
