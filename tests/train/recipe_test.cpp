@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -181,6 +182,17 @@ TEST(Recipe, RefusesWhatCannotRun) {
   EXPECT_THAT(error_of(kFull, {"stage.0.time_share=0.5", "stage.1.time_share=0.25"}),
               HasSubstr("must sum to 1"));
   EXPECT_THROW(load_recipe("/nonexistent/recipe.toml"), Error);
+}
+
+TEST(Recipe, EveryTrainingRecipeOfTheProjectLoads) {
+  int loaded = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(GODWIT_SOURCE_DIR "/configs/recipes")) {
+    if (entry.path().filename().string().starts_with("rl-")) continue;  // another kind of run
+    const Recipe recipe = load_recipe(entry.path().string());
+    EXPECT_EQ(parse_recipe(to_toml(recipe), "resolved.toml"), recipe) << entry.path();
+    ++loaded;
+  }
+  EXPECT_GT(loaded, 0);
 }
 
 TEST(Recipe, DocumentationNamesEveryKey) {
