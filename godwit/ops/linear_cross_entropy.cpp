@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "godwit/kernels/gemm.h"
 #include "godwit/kernels/softmax_loss.h"
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
@@ -68,17 +69,17 @@ void softmax_loss(Tensor& logits, const Tensor& index, const Tensor& weight, con
   logits.mul_(weight.unsqueeze(1));
 }
 
-Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights, bool want_x,
-              bool want_head) {
+// The plain way: any device and type.
+Losses losses_composed(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights,
+                       bool want_x, bool want_head) {
   const auto work = work_type(x);
   const int64_t tokens = x.size(0), rows = chunk_rows(x, head.size(0));
   // Converted once, not once a chunk.
   const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type());
   const Tensor matrix = as_is ? head : head.to(work);
   const Tensor ignored = targets.eq(kIgnored);
-  const Tensor targets_c = targets.contiguous(), index = targets.masked_fill(ignored, 0).unsqueeze(1);
-  const Tensor weight = weights.to(work).masked_fill(ignored, 0).contiguous();
-  const bool fused = x.is_cpu() && work == at::kFloat;
+  const Tensor index = targets.masked_fill(ignored, 0).unsqueeze(1);
+  const Tensor weight = weights.to(work).masked_fill(ignored, 0);
   Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
   if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
   if (want_head) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
@@ -86,29 +87,77 @@ Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const 
     const int64_t n = std::min(rows, tokens - from);
     const Tensor x_part = x.narrow(0, from, n);
     Tensor logits = product(x_part, matrix.t(), work);
-    const Tensor weight_part = weight.narrow(0, from, n);
-    const Tensor nll_part = out.nll.narrow(0, from, n);
-    const bool gradient = want_x || want_head;
-    if (fused) {
-      kernels::softmax_loss(n, {.vocabulary = head.size(0),
-                                .logits = logits.mutable_data_ptr<float>(),
-                                .targets = targets_c.const_data_ptr<int64_t>() + from,
-                                .weights = weight_part.const_data_ptr<float>(),
-                                .nll = nll_part.mutable_data_ptr<float>(),
-                                .gradient = gradient});
-    } else {
-      softmax_loss(logits, index.narrow(0, from, n), weight_part, nll_part, gradient);
-    }
-    if (!gradient) continue;
-    Tensor d_logits = logits;
-    if (as_is) d_logits = d_logits.to(x.scalar_type());
+    softmax_loss(logits, index.narrow(0, from, n), weight.narrow(0, from, n), out.nll.narrow(0, from, n),
+                 want_x || want_head);
+    if (!want_x && !want_head) continue;
+    const Tensor d_logits = as_is ? logits.to(x.scalar_type()) : logits;
     if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
-    if (want_head && as_is) out.d_head.add_(product(d_logits.t(), x_part, work));
-    if (want_head && !as_is) out.d_head.addmm_(d_logits.t(), x_part.to(work));
+    if (want_head) out.d_head.add_(product(d_logits.t(), x_part, work));
   }
   out.nll.masked_fill_(ignored, 0);
   out.loss = (out.nll * weight).sum();
   return out;
+}
+
+// On the CPU in fp32: our GEMM and softmax, one buffer of logits.
+Losses losses_cpu(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights,
+                  bool want_x, bool want_head) {
+  const Tensor hidden = as_float(x), matrix = as_float(head), index = targets.contiguous(),
+               weight = as_float(weights);
+  const int64_t tokens = x.size(0), width = x.size(1), vocabulary = head.size(0);
+  const int64_t rows = std::min(tokens, chunk_rows(x, vocabulary));
+  Losses out{.loss = {}, .nll = at::empty({tokens}, hidden.options()), .d_x = {}, .d_head = {}};
+  if (want_x) out.d_x = at::empty(x.sizes(), hidden.options());
+  if (want_head) out.d_head = at::zeros(head.sizes(), hidden.options());
+  Tensor logits = at::empty({rows, vocabulary}, hidden.options());
+  auto* buffer = logits.mutable_data_ptr<float>();
+  const kernels::GemmOperand by_word{.data = matrix.const_data_ptr<float>(), .stride = width};
+  for (int64_t from = 0; from < tokens; from += rows) {
+    const int64_t n = std::min(rows, tokens - from);
+    const kernels::GemmOperand x_part{.data = hidden.const_data_ptr<float>() + from * width, .stride = width};
+    kernels::gemm({.m = n,
+                   .n = vocabulary,
+                   .depth = width,
+                   .a = x_part,
+                   .b = {.data = by_word.data, .stride = width, .transposed = true},
+                   .c = buffer,
+                   .c_stride = vocabulary});
+    kernels::softmax_loss(n, {.vocabulary = vocabulary,
+                              .logits = buffer,
+                              .targets = index.const_data_ptr<int64_t>() + from,
+                              .weights = weight.const_data_ptr<float>() + from,
+                              .nll = out.nll.mutable_data_ptr<float>() + from,
+                              .gradient = want_x || want_head});
+    if (want_x) {
+      kernels::gemm({.m = n,
+                     .n = width,
+                     .depth = vocabulary,
+                     .a = {.data = buffer, .stride = vocabulary},
+                     .b = by_word,
+                     .c = out.d_x.mutable_data_ptr<float>() + from * width,
+                     .c_stride = width});
+    }
+    if (want_head) {
+      kernels::gemm({.m = vocabulary,
+                     .n = width,
+                     .depth = n,
+                     .a = {.data = buffer, .stride = vocabulary, .transposed = true},
+                     .b = x_part,
+                     .c = out.d_head.mutable_data_ptr<float>(),
+                     .c_stride = width,
+                     .accumulate = true});
+    }
+  }
+  // An ignored row has nll 0, whatever its weight.
+  out.loss = (out.nll * weight.masked_fill(index.eq(kIgnored), 0)).sum();
+  return out;
+}
+
+Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights, bool want_x,
+              bool want_head) {
+  const bool fused = x.is_cpu() && x.scalar_type() != at::kDouble;
+  return fused ? losses_cpu(x, head, targets, weights, want_x, want_head)
+               : losses_composed(x, head, targets, weights, want_x, want_head);
 }
 
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {

@@ -47,6 +47,10 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 // y = rms_norm(x, weight) * sigmoid(gate); x, gate [..., V], weight [V] (KDA's output norm and gate).
 Tensor rms_norm_gated(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps);
 
+// y = x weight^T; x [..., K], weight [N, K]. On the CPU in fp32 a row of y depends on its row of x only, bit
+// for bit.
+Tensor linear(const Tensor& x, const Tensor& weight);
+
 // Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate
 // tanh(g/beta_gate) sigmoid(g) (SiTU, architecture.md section 6), 0: g sigmoid(g). beta_up > 0: lin(u) =
 // beta_up tanh(u/beta_up), 0: u.

@@ -1,0 +1,123 @@
+// linear: y = x weight^T. On the CPU in fp32 by our own GEMM, whose rows do not depend on one another bit for
+// bit and which is faster than the wheel's (see docs/moe.md, "Dense products"); elsewhere at::linear.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "godwit/kernels/gemm.h"
+#include "godwit/ops/arguments.h"
+#include "godwit/ops/dispatch.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit::ops {
+namespace {
+
+constexpr const char* kOp = "linear";
+
+void check_arguments(const Tensor& x, const Tensor& weight) {
+  check_float({kOp, "x", x}, x.dim());
+  check_float({kOp, "weight", weight}, 2);
+  check_like({kOp, "weight", weight}, {kOp, "x", x});
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), kOp, ": x: expected last dimension ",
+              weight.size(1), " (weight ", weight.sizes(), "), got shape ", x.sizes());
+}
+
+// As rows [M, K] with unit stride inside a row; a view where possible.
+Tensor as_rows(const Tensor& x) {
+  const Tensor rows = x.reshape({-1, x.size(-1)});
+  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
+}
+
+kernels::GemmOperand operand(const Tensor& rows, bool transposed) {
+  return {.data = rows.const_data_ptr<float>(), .stride = rows.stride(0), .transposed = transposed};
+}
+
+// op(a) op(b), [m, n]
+Tensor product(const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed) {
+  const int64_t m = a.size(a_transposed ? 1 : 0), depth = a.size(a_transposed ? 0 : 1);
+  const int64_t n = b.size(b_transposed ? 0 : 1);
+  Tensor c = at::empty({m, n}, a.options());
+  kernels::gemm({.m = m,
+                 .n = n,
+                 .depth = depth,
+                 .a = operand(a, a_transposed),
+                 .b = operand(b, b_transposed),
+                 .c = c.mutable_data_ptr<float>(),
+                 .c_stride = n});
+  return c;
+}
+
+std::vector<int64_t> output_sizes(const Tensor& x, const Tensor& weight) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return sizes;
+}
+
+Tensor fwd_cpu(const Tensor& x, const Tensor& weight) {
+  return product(as_rows(x), false, as_rows(weight), true).view(output_sizes(x, weight));
+}
+
+std::tuple<Tensor, Tensor> bwd_cpu(const Tensor& d_out, const Tensor& x, const Tensor& weight,
+                                   std::array<bool, 2> wanted) {
+  const Tensor d = as_rows(d_out);
+  return {wanted[0] ? product(d, false, as_rows(weight), false).view(x.sizes()) : Tensor(),
+          wanted[1] ? product(d, true, as_rows(x), false) : Tensor()};
+}
+
+Tensor fwd_meta(const Tensor& x, const Tensor& weight) {
+  return at::empty(output_sizes(x, weight), x.options());
+}
+
+using Fwd = decltype(fwd_cpu);
+using Bwd = decltype(bwd_cpu);
+
+class Linear : public torch::autograd::Function<Linear> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = typed_op<Fwd>("godwit::linear_fwd");
+    ctx->save_for_backward({x, weight});
+    return op.call(x, weight);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = typed_op<Bwd>("godwit::linear_bwd");
+    const auto saved = ctx->get_saved_variables();
+    const auto [d_x, d_weight] =
+        op.call(grads[0], saved[0], saved[1], {ctx->needs_input_grad(0), ctx->needs_input_grad(1)});
+    return {d_x, d_weight};
+  }
+};
+
+Tensor linear_composite(const Tensor& x, const Tensor& weight) {
+  check_arguments(x, weight);
+  static const auto op = typed_op<Fwd>("godwit::linear_fwd");
+  if (x.scalar_type() != at::kFloat || !has_kernel(op, x)) return at::linear(x, weight);
+  return needs_grad(x, weight) ? Linear::apply(x, weight) : op.call(x, weight);
+}
+
+TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def("linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_fwd(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_bwd(Tensor d_out, Tensor x, Tensor weight, bool[2] wanted) -> (Tensor d_x, Tensor d_weight)");
+}
+TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
+  m.impl("linear", linear_composite);
+}
+TORCH_LIBRARY_IMPL(godwit, CPU, m) {
+  m.impl("linear_fwd", fwd_cpu);
+  m.impl("linear_bwd", bwd_cpu);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("linear_fwd", fwd_meta);
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight) {
+  static const auto op = typed_op<decltype(linear_composite)>("godwit::linear");
+  return op.call(x, weight);
+}
+
+}  // namespace godwit::ops
