@@ -1,4 +1,5 @@
-// Times the ops of the MoE layer on the CPU beside their plain ATen compositions, at the `nano` model's sizes.
+// Times the ops of the MoE layer on the CPU beside their plain ATen compositions, at the `nano` model's
+// sizes.
 //   moe_cpu_bench [tokens] [latent width] [inner width]
 #include <torch/torch.h>
 
@@ -31,18 +32,25 @@ void large_gemm() {
 
 void experts(const Sizes& s) {
   const Tensor z = at::randn({s.tokens, s.width}), p = at::rand({s.tokens, kSlots}) / kSlots;
-  const Tensor chosen =
-      at::rand({s.tokens, kExperts}).argsort(/*dim=*/-1, /*descending=*/false).narrow(1, 0, kSlots).to(at::kInt).contiguous();
+  const Tensor chosen = at::rand({s.tokens, kExperts})
+                            .argsort(/*dim=*/-1, /*descending=*/false)
+                            .narrow(1, 0, kSlots)
+                            .to(at::kInt)
+                            .contiguous();
   const Tensor w1 = at::randn({kExperts, s.inner, s.width}) * 0.1, w3 = at::randn_like(w1) * 0.1;
   const Tensor w2 = at::randn({kExperts, s.width, s.inner}) * 0.1;
   const double product = 2.0 * static_cast<double>(s.tokens * kSlots * s.width * s.inner);
-  const auto title = [&](const char* what) { return fmt::format("{} T {} L {} I {}", what, s.tokens, s.width, s.inner); };
+  const auto title = [&](const char* what) {
+    return fmt::format("{} T {} L {} I {}", what, s.tokens, s.width, s.inner);
+  };
   {
     const at::NoGradGuard no_grad;
-    report(title("experts forward"), best_of(7, [&] { godwit::ops::moe_experts(z, chosen, p, w1, w3, w2, kBetaGate, kBetaUp); }),
+    report(title("experts forward"),
+           best_of(7, [&] { godwit::ops::moe_experts(z, chosen, p, w1, w3, w2, kBetaGate, kBetaUp); }),
            3 * product);
     if (s.tokens < 100000) {
-      report(title("  ATen"), best_of(3, [&] { godwit::ops::ref::moe_experts(z, chosen, p, w1, w3, w2, kBetaGate, kBetaUp); }),
+      report(title("  ATen"),
+             best_of(3, [&] { godwit::ops::ref::moe_experts(z, chosen, p, w1, w3, w2, kBetaGate, kBetaUp); }),
              3 * product);
     }
   }
@@ -54,7 +62,8 @@ void experts(const Sizes& s) {
     const Tensor out = op(leaves[0], chosen, leaves[1], leaves[2], leaves[3], leaves[4], kBetaGate, kBetaUp);
     torch::autograd::grad({out}, leaves, {d_out});
   };
-  report(title("experts forward + backward"), best_of(7, [&] { step(godwit::ops::moe_experts); }), 9 * product);
+  report(title("experts forward + backward"), best_of(7, [&] { step(godwit::ops::moe_experts); }),
+         9 * product);
   report(title("  ATen"), best_of(2, [&] { step(godwit::ops::ref::moe_experts); }), 9 * product);
 }
 

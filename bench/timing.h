@@ -1,5 +1,5 @@
-// Timing for the benchmarks: best of several, wall clock and CPU time of the process. On a shared machine the CPU time
-// says more; it includes threads that spin while they wait.
+// Timing for the benchmarks: best of several, wall clock and CPU time of the process. On a shared machine the
+// CPU time says more; it includes threads that spin while they wait.
 #pragma once
 
 #include <fmt/format.h>
@@ -34,7 +34,9 @@ Time best_of(int repeats, const Fn& fn) {
 // One line: name, times, and GFLOP/s where `flops` is given.
 inline void report(const std::string& name, Time t, double flops = 0) {
   fmt::print("{:<44} {:>9.3f} ms wall {:>9.3f} ms CPU", name, t.wall_ms, t.cpu_ms);
-  if (flops > 0) fmt::print("  {:>7.1f} GFLOP/s wall, {:>6.1f} a CPU second", flops / t.wall_ms / 1e6, flops / t.cpu_ms / 1e6);
+  if (flops > 0)
+    fmt::print("  {:>7.1f} GFLOP/s wall, {:>6.1f} a CPU second", flops / t.wall_ms / 1e6,
+               flops / t.cpu_ms / 1e6);
   fmt::print("\n");
 }
 

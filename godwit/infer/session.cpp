@@ -8,6 +8,7 @@
 
 #include "godwit/base/check.h"
 #include "godwit/model/checkpoint.h"
+#include "godwit/ops/ops.h"
 
 namespace godwit {
 namespace {
@@ -63,7 +64,7 @@ at::Tensor Session::feed(std::span<const int32_t> ids) {
                             .cu_seqlens = make_cu_seqlens({static_cast<int64_t>(piece.size())})};
     hidden = forward_hidden(model_.config, model_.weights, batch, &state_);
   }
-  return at::linear(hidden.slice(0, -1), head_weight(model_.config, model_.weights))
+  return ops::linear(hidden.slice(0, -1), head_weight(model_.config, model_.weights))
       .to(at::kCPU, at::kFloat)[0];
 }
 

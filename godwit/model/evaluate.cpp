@@ -76,7 +76,7 @@ Tensor likeliest_tokens(const ModelConfig& config, const ModelWeights& weights, 
   Tensor out = at::empty({hidden.size(0)}, at::kLong);
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
     const int64_t n = std::min(rows, hidden.size(0) - begin);
-    const Tensor logits = at::linear(hidden.narrow(0, begin, n), head).to(at::kFloat);
+    const Tensor logits = ops::linear(hidden.narrow(0, begin, n), head).to(at::kFloat);
     out.narrow(0, begin, n).copy_(logits.argmax(1));
   }
   return out;

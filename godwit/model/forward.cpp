@@ -221,7 +221,7 @@ const Tensor& head_weight(const ModelConfig& config, const ModelWeights& weights
 
 Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                       ModelState* state) {
-  return at::linear(forward_hidden(config, weights, batch, state), head_weight(config, weights))
+  return ops::linear(forward_hidden(config, weights, batch, state), head_weight(config, weights))
       .to(at::kFloat);
 }
 

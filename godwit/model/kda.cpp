@@ -22,11 +22,11 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
   const int64_t T = x.size(0), H = config.kda.heads, K = config.kda.head_dim, N = cu_seqlens.numel() - 1;
   const KdaState none;
   const KdaState& in = state ? *state : none;
-  const auto [q, conv_q] = convolve(at::linear(x, w.q_proj), w.q_conv, in.conv_q, cu_seqlens);
-  const auto [k, conv_k] = convolve(at::linear(x, w.k_proj), w.k_conv, in.conv_k, cu_seqlens);
-  const auto [v, conv_v] = convolve(at::linear(x, w.v_proj), w.v_conv, in.conv_v, cu_seqlens);
-  const Tensor z = at::linear(at::linear(x, w.f_a), w.f_b);
-  const Tensor b = at::linear(x, w.b_proj);
+  const auto [q, conv_q] = convolve(ops::linear(x, w.q_proj), w.q_conv, in.conv_q, cu_seqlens);
+  const auto [k, conv_k] = convolve(ops::linear(x, w.k_proj), w.k_conv, in.conv_k, cu_seqlens);
+  const auto [v, conv_v] = convolve(ops::linear(x, w.v_proj), w.v_conv, in.conv_v, cu_seqlens);
+  const Tensor z = ops::linear(ops::linear(x, w.f_a), w.f_b);
+  const Tensor b = ops::linear(x, w.b_proj);
   const auto heads = [&](const Tensor& t) { return t.view({T, H, K}); };
   const Tensor dt_bias = w.dt_bias.view({H, K});
   const double bound = config.kda.gate_lower_bound;
@@ -47,9 +47,9 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
     state->conv_v = conv_v;
   }
   const Tensor gate =
-      config.kda.full_rank_gate ? at::linear(x, w.g_proj) : at::linear(at::linear(x, w.g_a), w.g_b);
-  return at::linear(ops::rms_norm_gated(o, heads(gate), w.o_norm, config.rms_norm_eps).view({T, H * K}),
-                    w.o_proj);
+      config.kda.full_rank_gate ? ops::linear(x, w.g_proj) : ops::linear(ops::linear(x, w.g_a), w.g_b);
+  return ops::linear(ops::rms_norm_gated(o, heads(gate), w.o_norm, config.rms_norm_eps).view({T, H * K}),
+                     w.o_proj);
 }
 
 }  // namespace godwit

@@ -49,10 +49,10 @@ Projected project(const ModelConfig& config, const MlaWeights& w, const Tensor& 
   const MlaConfig& m = config.mla;
   const int64_t T = x.size(0);
   const Tensor q = m.q_lora_rank > 0
-                       ? at::linear(ops::rms_norm(at::linear(x, w.q_a), w.q_a_norm, kMlaNormEps), w.q_b)
-                       : at::linear(x, w.q_proj);
+                       ? ops::linear(ops::rms_norm(ops::linear(x, w.q_a), w.q_a_norm, kMlaNormEps), w.q_b)
+                       : ops::linear(x, w.q_proj);
   const auto q_parts = q.view({T, m.heads, m.qk_dim()}).split_with_sizes({m.nope_dim, m.rope_dim}, -1);
-  const auto kv_parts = at::linear(x, w.kv_a).split_with_sizes({m.kv_lora_rank, m.rope_dim}, -1);
+  const auto kv_parts = ops::linear(x, w.kv_a).split_with_sizes({m.kv_lora_rank, m.rope_dim}, -1);
   const Tensor normed = ops::rms_norm(kv_parts[0].contiguous(), w.kv_a_norm, kMlaNormEps);
   Projected out{.q_nope = q_parts[0], .q_pe = q_parts[1], .latent = {}};
   Tensor k_pe = kv_parts[1];
@@ -113,7 +113,7 @@ Tensor absorbed(const MlaConfig& m, const MlaWeights& w, const Projected& p,
 std::pair<Tensor, Tensor> expand(const MlaConfig& m, const MlaWeights& w, const Tensor& rows) {
   const int64_t S = rows.size(0);
   const auto parts = rows.split_with_sizes({m.kv_lora_rank, m.rope_dim}, -1);
-  const auto kv = at::linear(parts[0], w.kv_b)
+  const auto kv = ops::linear(parts[0], w.kv_b)
                       .view({S, m.heads, m.nope_dim + m.v_dim})
                       .split_with_sizes({m.nope_dim, m.v_dim}, -1);
   const Tensor k_pe = parts[1].unsqueeze(1).expand({S, m.heads, m.rope_dim});
@@ -158,10 +158,10 @@ Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const Tensor& x
     if (local_global) local = ops::attention(q, k, v, context.cu_seqlens, cu_k, scale, m.local_window);
   }
   if (m.gate != MlaGate::kNone) {
-    const Tensor gate = at::sigmoid(at::linear(x, w.g_proj)).view({T, m.heads, m.v_dim});
+    const Tensor gate = at::sigmoid(ops::linear(x, w.g_proj)).view({T, m.heads, m.v_dim});
     out = local_global ? gate * out + (1 - gate) * local : gate * out;
   }
-  return at::linear(out.reshape({T, m.heads * m.v_dim}), w.o_proj);
+  return ops::linear(out.reshape({T, m.heads * m.v_dim}), w.o_proj);
 }
 
 }  // namespace godwit

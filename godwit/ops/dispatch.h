@@ -1,5 +1,6 @@
-// How an op with fused kernels finds them. Beside its public schema, which is a composite (it runs under autograd
-// and decides), such an op has `<op>_fwd` and `<op>_bwd`, registered for the devices that have kernels.
+// How an op with fused kernels finds them. Beside its public schema, which is a composite (it runs under
+// autograd and decides), such an op has `<op>_fwd` and `<op>_bwd`, registered for the devices that have
+// kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
