@@ -11,7 +11,7 @@ if [[ -e $run/model/config.json && -z ${FORCE:-} ]]; then
 else
   rm -rf "$run"
   mkdir -p "$run"
-  build/godwit tokenizer train datasets/kjv.txt.zst --vocab-size 4096 --out "$run/tokenizer"
+  build/godwit tokenizer train datasets/kjv.txt.zst --vocab-size 2048 --out "$run/tokenizer"
   build/godwit data pack datasets/kjv.txt.zst --tokenizer "$run/tokenizer" --holdout 0.03 --out "$run/data"
   build/godwit train configs/recipes/quickstart.toml
 fi
