@@ -2,6 +2,10 @@
 // for K = 128) stays in L1 while one chunk passes over it, and different panels never meet.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
 
 #include "godwit/base/parallel.h"
 #include "godwit/kernels/cpu/dispatch/scratch.h"
@@ -51,69 +55,170 @@ void chunk_panel(const Chunk& c, int64_t K, float* S, float* v, float* r, float*
   }
 }
 
-// A head's state [K, V], dense <-> panels.
-void load_state(float* panels, const float* from, const Widths& w) {
-  for (int64_t v = 0; v < w.V; v += kPanel) {
-    float* panel = panels + v * w.K;
-    for (int64_t x = 0; x < w.K; ++x) {
-      for (int n = 0; n < 2; ++n) {
-        const int64_t left = from != nullptr && x < w.key ? w.value - v - n * kLanes : 0;
-        store(panel + x * kPanel + n * kLanes, load_part(from + x * w.value + v + n * kLanes, left));
-      }
+// Columns v .. of a head's state [K, V] (null = zeros) <-> a panel [K, kPanel].
+void load_state(float* panel, const float* from, const Widths& w, int64_t v) {
+  for (int64_t x = 0; x < w.K; ++x) {
+    for (int n = 0; n < 2; ++n) {
+      const int64_t at = v + n * kLanes;
+      const bool inside = from != nullptr && x < w.key && at < w.value;
+      store(panel + x * kPanel + n * kLanes,
+            inside ? load_part(from + x * w.value + at, w.value - at) : Vec{});
     }
   }
 }
-void store_state(float* to, const float* panels, const Widths& w) {
-  for (int64_t v = 0; v < w.V; v += kPanel) {
-    for (int64_t x = 0; x < w.key; ++x) {
-      for (int n = 0; n < 2; ++n) {
-        store_part(to + x * w.value + v + n * kLanes, load(panels + v * w.K + x * kPanel + n * kLanes),
-                   w.value - v - n * kLanes);
-      }
+void store_state(float* to, const float* panel, const Widths& w, int64_t v) {
+  for (int64_t x = 0; x < w.key; ++x) {
+    for (int n = 0; n < 2; ++n) {
+      const int64_t at = v + n * kLanes;
+      if (at < w.value)
+        store_part(to + x * w.value + at, load(panel + x * kPanel + n * kLanes), w.value - at);
     }
   }
 }
 
-// All chunks of sequence n, head h, one after another.
-void forward_head(const KdaForward& p, const Widths& w, int64_t n, int64_t h) {
-  const int64_t begin = p.seq.cu_seqlens[n], end = p.seq.cu_seqlens[n + 1];
-  const int64_t heads = p.in.heads, state_size = w.key * w.value, o_stride = heads * w.value;
-  float* memory = thread_scratch(Chunk::floats(w.K) + w.K * w.V + 3 * kC * kPanel);
+// One sequence and head.
+struct Task {
+  int64_t n, h, begin, end;
+  int64_t tokens() const { return end - begin; }
+};
+
+// Longest first, so that the last task to start is a short one.
+std::vector<Task> list_tasks(const KdaForward& p) {
+  std::vector<Task> tasks;
+  for (int64_t n = 0; n < p.seq.count; ++n) {
+    for (int64_t h = 0; h < p.in.heads; ++h) {
+      tasks.push_back({n, h, p.seq.cu_seqlens[n], p.seq.cu_seqlens[n + 1]});
+    }
+  }
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const Task& a, const Task& b) { return a.tokens() > b.tokens(); });
+  return tasks;
+}
+
+// What one panel of a task works with: its state and three [16, kPanel] tiles.
+struct PanelWork {
+  float *S, *v, *r, *o;
+  static int64_t tiles() { return 3 * kC * kPanel; }
+  PanelWork(float* state, float* tile_memory)
+      : S(state), v(tile_memory), r(v + kC * kPanel), o(r + kC * kPanel) {}
+};
+
+float* state_of(float* states, const KdaForward& p, int64_t index, int64_t h) {
+  return states + (index * p.in.heads + h) * p.in.key * p.in.value;
+}
+
+void begin_panel(const KdaForward& p, const Widths& w, const Task& task, int64_t x, float* S) {
+  const float* initial = p.seq.initial_state;
+  if (initial != nullptr) initial += (task.n * p.in.heads + task.h) * w.key * w.value;
+  load_state(S, initial, w, x);
+}
+
+// Tokens t .. t + 16 of a task on the panel of columns x ..
+void run_panel(const KdaForward& p, const Widths& w, const Task& task, const Chunk& c, int64_t t, int64_t x,
+               const PanelWork& work) {
+  const int64_t rows = std::min<int64_t>(kC, task.end - t), width = std::min<int64_t>(kPanel, w.value - x);
+  const int64_t done = t - task.begin, stride = p.in.heads * w.value, at = t * stride + task.h * w.value + x;
+  if (p.states != nullptr && done > 0 && done % kKdaSegment == 0) {
+    const int64_t segment = p.seq.segment_offset[task.n] + done / kKdaSegment - 1;
+    store_state(state_of(p.states, p, segment, task.h), work.S, w, x);
+  }
+  load_panel(work.v, p.in.v + t * p.in.v_stride + task.h * w.value + x, p.in.v_stride, rows, width);
+  chunk_panel(c, w.K, work.S, work.v, work.r, work.o);
+  store_panel(p.o + at, stride, work.o, rows, width);
+  if (p.v_new != nullptr) store_panel(p.v_new + at, stride, work.v, rows, width);
+}
+
+// A whole task on one thread, chunk by chunk.
+void run_task(const KdaForward& p, const Widths& w, const Task& task) {
+  float* memory = thread_scratch(Chunk::floats(w.K) + w.K * w.V + PanelWork::tiles());
   const Chunk c(memory, w.K);
   float* S = memory + Chunk::floats(w.K);
-  float *v = S + w.K * w.V, *r = v + kC * kPanel, *o = r + kC * kPanel;
-
-  const float* initial = p.seq.initial_state;
-  load_state(S, initial != nullptr ? initial + (n * heads + h) * state_size : nullptr, w);
-  for (int64_t t = begin; t < end; t += kC) {
-    const int64_t rows = std::min<int64_t>(kC, end - t);
-    if (p.states != nullptr && t > begin && (t - begin) % kKdaSegment == 0) {
-      const int64_t segment = p.seq.segment_offset[n] + (t - begin) / kKdaSegment - 1;
-      store_state(p.states + (segment * heads + h) * state_size, S, w);
-    }
-    prepare_chunk</*kGrads=*/false>(p.in, w, c, ChunkGrads{}, t, rows, h);
-    for (int64_t x = 0; x < w.V; x += kPanel) {
-      const int64_t width = std::min<int64_t>(kPanel, w.value - x);
-      load_panel(v, p.in.v + t * p.in.v_stride + h * w.value + x, p.in.v_stride, rows, width);
-      chunk_panel(c, w.K, S + x * w.K, v, r, o);
-      const int64_t at = t * o_stride + h * w.value + x;
-      store_panel(p.o + at, o_stride, o, rows, width);
-      if (p.v_new != nullptr) store_panel(p.v_new + at, o_stride, v, rows, width);
-    }
+  float* tiles = S + w.K * w.V;
+  for (int64_t x = 0; x < w.V; x += kPanel) begin_panel(p, w, task, x, S + x * w.K);
+  for (int64_t t = task.begin; t < task.end; t += kC) {
+    const int64_t rows = std::min<int64_t>(kC, task.end - t);
+    prepare_chunk</*kGrads=*/false>(p.in, w, c, ChunkGrads{}, t, rows, task.h);
+    for (int64_t x = 0; x < w.V; x += kPanel) run_panel(p, w, task, c, t, x, {S + x * w.K, tiles});
   }
-  store_state(p.final_state + (n * heads + h) * state_size, S, w);
+  float* final_state = state_of(p.final_state, p, task.n, task.h);
+  for (int64_t x = 0; x < w.V; x += kPanel) store_state(final_state, S + x * w.K, w, x);
+}
+
+// All tasks in step, a group of chunks at a time: first every chunk of the group on its own, then every panel
+// of every task through the group. For fewer tasks than threads.
+void run_split(const KdaForward& p, const Widths& w, const std::vector<Task>& tasks) {
+  const int64_t count = static_cast<int64_t>(tasks.size()), panels = w.V / kPanel;
+  const int64_t group = std::clamp<int64_t>(128 / count, 8, 64), chunk_floats = Chunk::floats(w.K);
+  const std::unique_ptr<float[], decltype(&std::free)> memory(
+      static_cast<float*>(std::aligned_alloc(
+          64, sizeof(float) * round_up(count * (group * chunk_floats + w.K * w.V), kPanel))),
+      &std::free);
+  if (!memory) throw std::bad_alloc();
+  float* states = memory.get() + count * group * chunk_floats;
+  const auto chunk = [&](int64_t task, int64_t i) {
+    return Chunk(memory.get() + (task * group + i) * chunk_floats, w.K);
+  };
+  const auto for_panels = [&](const auto& fn) {
+    parallel_for(0, count * panels, 1, [&](int64_t from, int64_t to) {
+      const FlushDenormals flush;
+      for (int64_t i = from; i < to; ++i) {
+        const int64_t task = i / panels, x = i % panels * kPanel;
+        fn(task, x, states + task * w.K * w.V + x * w.K);
+      }
+    });
+  };
+  for_panels([&](int64_t task, int64_t x, float* S) { begin_panel(p, w, tasks[task], x, S); });
+  for (int64_t done = 0; done < tasks[0].tokens(); done += group * kC) {
+    parallel_for(0, count * group, 1, [&](int64_t from, int64_t to) {
+      const FlushDenormals flush;
+      for (int64_t i = from; i < to; ++i) {
+        const Task& task = tasks[i / group];
+        const int64_t t = task.begin + done + i % group * kC;
+        if (t >= task.end) continue;
+        prepare_chunk</*kGrads=*/false>(p.in, w, chunk(i / group, i % group), ChunkGrads{}, t,
+                                        std::min<int64_t>(kC, task.end - t), task.h);
+      }
+    });
+    for_panels([&](int64_t task, int64_t x, float* S) {
+      const PanelWork work(S, thread_scratch(PanelWork::tiles()));
+      const int64_t first = tasks[task].begin + done;
+      for (int64_t i = 0; i < group && first + i * kC < tasks[task].end; ++i) {
+        run_panel(p, w, tasks[task], chunk(task, i), first + i * kC, x, work);
+      }
+    });
+  }
+  for_panels([&](int64_t task, int64_t x, float* S) {
+    store_state(state_of(p.final_state, p, tasks[task].n, tasks[task].h), S, w, x);
+  });
+}
+
+// Whether whole tasks, longest first, would leave threads idle for more than a fifth of the time.
+bool unbalanced(const std::vector<Task>& tasks, int threads) {
+  const int64_t longest = tasks[0].tokens();
+  if (threads == 1 || longest <= 4 * kC || tasks.size() > 8 * static_cast<size_t>(threads)) return false;
+  std::vector<int64_t> load(static_cast<size_t>(threads));
+  int64_t total = 0;
+  for (const Task& task : tasks) {
+    *std::min_element(load.begin(), load.end()) += task.tokens();
+    total += task.tokens();
+  }
+  return *std::max_element(load.begin(), load.end()) * threads * 5 > total * 6;
 }
 
 }  // namespace
 
+// Both ways give the same bits: an element's arithmetic does not depend on who does it.
 void kda_chunk_forward(const KdaForward& p) {
   const Widths w(p.in);
+  const std::vector<Task> tasks = list_tasks(p);
+  if (tasks.empty()) return;
+  const int threads = num_threads();
+  if (unbalanced(tasks, threads)) return run_split(p, w, tasks);
+  const int64_t count = static_cast<int64_t>(tasks.size());
   std::atomic<int64_t> next{0};
-  const int64_t tasks = p.seq.count * p.in.heads;
-  parallel_for(0, std::min<int64_t>(tasks, num_threads()), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::min<int64_t>(count, threads), 1, [&](int64_t, int64_t) {
     const FlushDenormals flush;
-    for (int64_t task = next++; task < tasks; task = next++)
-      forward_head(p, w, task / p.in.heads, task % p.in.heads);
+    for (int64_t i = next++; i < count; i = next++) run_task(p, w, tasks[i]);
   });
 }
 

@@ -179,46 +179,60 @@ static inline void apply_decays(const Chunk& c, int64_t K) {
   }
 }
 
-// L (without beta) and A, row by row: walking j down from i, `e` runs through E_ij.
+// Row i of the scores over kN vectors of channels from x on, as vectors still to be summed over their lanes:
+// walking j down from i, `e` runs through E_ij.
+template <int kN, bool kFirst>
+static inline void score_row(const Chunk& c, int64_t K, int i, int64_t x, Vec (&sum_k)[kC],
+                             Vec (&sum_q)[kC]) {
+  Vec e[kN], ki[kN], qi[kN];
+#pragma GCC unroll 8
+  for (int n = 0; n < kN; ++n) {
+    e[n] = splat(1.0f);
+    ki[n] = load(c.k + i * K + x + n * kLanes);
+    qi[n] = load(c.q + i * K + x + n * kLanes);
+  }
+  for (int j = i; j >= 0; --j) {
+    Vec sk = kFirst ? Vec{} : sum_k[j], sq = kFirst ? Vec{} : sum_q[j];
+    const float* kj = c.k + j * K + x;
+    const float* aj = c.alpha + j * K + x;
+#pragma GCC unroll 8
+    for (int n = 0; n < kN; ++n) {
+      const Vec decayed = e[n] * load(kj + n * kLanes);
+      sk += ki[n] * decayed;
+      sq += qi[n] * decayed;
+      e[n] *= load(aj + n * kLanes);
+    }
+    sum_k[j] = sk;
+    sum_q[j] = sq;
+  }
+}
+
+// L (without beta) and A.
 static inline void decayed_scores(const Chunk& c, int64_t K) {
 #ifdef __AVX512F__
   constexpr int kBlock = 8;  // vectors of channels held in registers
 #else
   constexpr int kBlock = 4;
 #endif
-  for (int i = 0; i < kC; ++i) {
-    Vec sum_k[kC] = {}, sum_q[kC] = {};
-    const auto block = [&]<int N>(int64_t x, std::integral_constant<int, N>) {
-      Vec e[N], ki[N], qi[N];
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        e[n] = splat(1.0f);
-        ki[n] = load(c.k + i * K + x + n * kLanes);
-        qi[n] = load(c.q + i * K + x + n * kLanes);
-      }
-      for (int j = i; j >= 0; --j) {
-        Vec sk = sum_k[j], sq = sum_q[j];
-        const float* kj = c.k + j * K + x;
-        const float* aj = c.alpha + j * K + x;
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
-          const Vec decayed = e[n] * load(kj + n * kLanes);
-          sk += ki[n] * decayed;
-          sq += qi[n] * decayed;
-          e[n] *= load(aj + n * kLanes);
-        }
-        sum_k[j] = sk;
-        sum_q[j] = sq;
-      }
-    };
+  Vec sum_k[kC] = {}, sum_q[kC] = {};
+  for (int i = kC - 1; i >= 0; --i) {
     int64_t x = 0;
-    for (; x + kBlock * kLanes <= K; x += kBlock * kLanes) block(x, std::integral_constant<int, kBlock>());
-    for (; x < K; x += 2 * kLanes) block(x, std::integral_constant<int, 2>());
+    if (K >= kBlock * kLanes) {
+      score_row<kBlock, true>(c, K, i, x, sum_k, sum_q);
+      for (x += kBlock * kLanes; x + kBlock * kLanes <= K; x += kBlock * kLanes) {
+        score_row<kBlock, false>(c, K, i, x, sum_k, sum_q);
+      }
+    } else {
+      score_row<2, true>(c, K, i, x, sum_k, sum_q);
+      x += 2 * kLanes;
+    }
+    for (; x < K; x += 2 * kLanes) score_row<2, false>(c, K, i, x, sum_k, sum_q);
     sum_k[i] = Vec{};
     for (int n = 0; n < kScoreVectors; ++n) {
       store(c.L + i * kC + n * kLanes, reduce_lanes(sum_k + n * kLanes));
       store(c.A + i * kC + n * kLanes, reduce_lanes(sum_q + n * kLanes));
     }
+    sum_q[i] = Vec{};  // above the diagonal for the rows still to come
   }
 }
 
