@@ -11,6 +11,7 @@
 
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
+#include "godwit/infer/close_turn.h"
 #include "godwit/infer/session.h"
 #include "godwit/text/chat_format.h"
 #include "godwit/text/chat_parser.h"
@@ -35,99 +36,34 @@ class CatchInterrupt {
   void (*before_)(int) = nullptr;
 };
 
-// The tags that are open while a turn is sampled, to close them when it is cut off.
-class OpenTags {
- public:
-  OpenTags(const Tokenizer& tokenizer, bool thinking)
-      : tokenizer_(tokenizer), tags_{thinking ? "think" : "response"}, thinking_only_(thinking) {}
-
-  void push(int32_t id) {
-    if (id == tokenizer_.special_id(kOpen) || id == tokenizer_.special_id(kClose)) {
-      header_ = id == tokenizer_.special_id(kOpen) ? Header::kOpen : Header::kClose;
-      name_.clear();
-    } else if (id == tokenizer_.special_id(kSep)) {
-      end_header();
-    } else if (header_ != Header::kNone) {
-      name_ += tokenizer_.token_bytes(id);
-    }
-  }
-
-  // What is missing up to the end of the message.
-  std::vector<ChatSegment> closing() {
-    std::vector<ChatSegment> out;
-    if (header_ != Header::kNone) {
-      add_control(kSep, out);
-      end_header();
-    }
-    while (!tags_.empty()) {
-      add_tag(kClose, tags_.back(), out);
-      tags_.pop_back();
-    }
-    if (thinking_only_) {  // a response always follows the thoughts
-      add_tag(kOpen, "response", out);
-      add_tag(kClose, "response", out);
-    }
-    add_tag(kClose, "message", out);
-    add_control(kEndOfMsg, out);
-    return out;
-  }
-
- private:
-  enum class Header { kNone, kOpen, kClose };
-
-  static void add_control(std::string_view token, std::vector<ChatSegment>& out) {
-    ChatSegment& segment = out.emplace_back();
-    segment.text = token;
-    segment.control = true;
-  }
-  static void add_tag(std::string_view kind, const std::string& tag, std::vector<ChatSegment>& out) {
-    add_control(kind, out);
-    out.emplace_back().text = tag;
-    add_control(kSep, out);
-  }
-
-  void end_header() {
-    if (header_ == Header::kOpen) {
-      tags_.push_back(name_.substr(0, name_.find(' ')));
-      thinking_only_ = false;
-    } else if (header_ == Header::kClose && !tags_.empty()) {
-      tags_.pop_back();
-    }
-    header_ = Header::kNone;
-  }
-
-  const Tokenizer& tokenizer_;
-  std::vector<std::string> tags_;  // below the message
-  bool thinking_only_;             // no channel after the thoughts yet
-  Header header_ = Header::kNone;
-  std::string name_;
-};
-
-// Thoughts in grey and only for a person to see; calls as text.
+// Thoughts in grey, calls as text.
 class Printer {
  public:
-  Printer() : terminal_(::isatty(STDOUT_FILENO) == 1) {}
   void print(const std::vector<ChatEvent>& events) {
     for (const ChatEvent& event : events) {
-      if (event.kind == ChatEvent::Kind::kReasoning) {
-        if (terminal_) print_out("\x1b[90m{}\x1b[0m", event.text);
-        thought_ = thought_ || terminal_;
-        continue;
+      const bool thought = event.kind == ChatEvent::Kind::kReasoning;
+      if (in_thought_ && !thought) write_out("\n");
+      in_thought_ = thought;
+      switch (event.kind) {
+        case ChatEvent::Kind::kReasoning:
+          print_out("{}{}{}", grey_, event.text, grey_[0] == '\0' ? "" : "\x1b[0m");
+          break;
+        case ChatEvent::Kind::kCallBegin:
+          print_out("\n[call {} ", event.text);
+          break;
+        case ChatEvent::Kind::kCallEnd:
+          write_out("]");
+          break;
+        case ChatEvent::Kind::kContent:
+        case ChatEvent::Kind::kCallArguments:
+          write_out(event.text);
       }
-      if (thought_) write_out("\n");
-      thought_ = false;
-      if (event.kind == ChatEvent::Kind::kCallBegin)
-        print_out("\n[call {} ", event.text);
-      else if (event.kind == ChatEvent::Kind::kCallEnd)
-        write_out("]");
-      else
-        write_out(event.text);
     }
   }
 
  private:
-  bool terminal_;
-  bool thought_ = false;  // thoughts stand on the line
+  const char* grey_ = ::isatty(STDOUT_FILENO) == 1 ? "\x1b[90m" : "";
+  bool in_thought_ = false;
 };
 
 ChatMessage message(ChatRole role, const std::string& text) {
@@ -152,7 +88,6 @@ double knows_format(const LoadedModel& model, const ChatOptions& options) {
 ChatMessage answer(const LoadedModel& model, Session& session, const std::vector<int32_t>& ids,
                    const GenerateOptions& generation, bool thinking) {
   ChatParser parser(model.tokenizer, thinking);
-  OpenTags tags(model.tokenizer, thinking);
   Printer printer;
   ChatMessage assistant;
   assistant.role = ChatRole::kAssistant;
@@ -164,7 +99,6 @@ ChatMessage answer(const LoadedModel& model, Session& session, const std::vector
   const Generation out = session.generate(ids, generation, [&](int32_t id) {
     std::vector<ChatEvent> events;
     parser.push(id, events);
-    tags.push(id);
     show(events);
     return g_interrupted == 0;
   });
@@ -172,7 +106,7 @@ ChatMessage answer(const LoadedModel& model, Session& session, const std::vector
   parser.finish(events);
   show(events);
   const bool cut = out.finish_reason != "stop";
-  if (cut) session.feed(encode_chat(tags.closing(), model.tokenizer).ids);
+  if (cut) session.feed(encode_chat(close_turn(model.tokenizer, out.ids, thinking), model.tokenizer).ids);
   write_out(cut ? "...\n" : "\n");
   return assistant;
 }

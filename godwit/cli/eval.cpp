@@ -15,6 +15,7 @@
 #include "godwit/infer/evaluate.h"
 #include "godwit/infer/recall.h"
 #include "godwit/io/compressed_size.h"
+#include "godwit/train/recipe.h"
 
 namespace godwit::cli {
 namespace {
@@ -83,22 +84,41 @@ json loss_json(const EvalArgs& args, const TextLoss& loss, uint64_t compressed) 
           {"by_position", positions}};
 }
 
-json eval_ppl(const EvalArgs& args, const LoadedModel& model) {
-  check(!args.data.empty(), "eval ppl: --data names the text: packed data, a text file or a directory");
-  TextEvaluation evaluation(model, args.context);
+// Without --data: the held-out text of the run that the model comes from, whose recipe stands beside it.
+std::string run_data(const std::string& model) {
+  const fs::path recipe = fs::weakly_canonical(model).parent_path() / "recipe.toml";
+  check(fs::exists(recipe),
+        "eval ppl: --data names the text: packed data, a text file or a directory (no run's recipe beside "
+        "the model)");
+  const Recipe read = load_recipe(recipe.string());
+  if (!read.eval.data.empty()) return read.eval.data[0];
+  check(!read.data.empty(), "{}: no data", recipe.string());
+  return read.data[0].path;
+}
+
+json eval_ppl(EvalArgs args, const LoadedModel& model) {
+  if (args.data.empty()) args.data = run_data(args.model);
+  std::vector<std::vector<int32_t>> documents;
   std::string text;  // what the targets stand for
+  int64_t targets = 0;
   const int64_t limit = args.max_tokens;
-  ProgressBar progress({.label = "loss", .total = limit});
   for_each_document(args.data, model.tokenizer, [&](std::span<const int32_t> ids) {
-    if (limit > 0) ids = ids.first(std::min<size_t>(ids.size(), limit - evaluation.tokens() + 1));
-    evaluation.add_document(ids);
+    if (limit > 0) ids = ids.first(std::min<size_t>(ids.size(), limit - targets + 1));
+    documents.emplace_back(ids.begin(), ids.end());
     if (ids.size() > 1) text += model.tokenizer.decode(ids.subspan(1), /*skip_specials=*/true);
-    progress.update(evaluation.tokens(), fmt::format("{} tokens", evaluation.tokens()));
-    return limit == 0 || evaluation.tokens() < limit;
+    targets += static_cast<int64_t>(ids.size()) - 1;
+    return limit == 0 || targets < limit;
   });
+  check(!text.empty(), "--data {}: no text to predict", args.data);
+  TextEvaluation evaluation(model, args.context);
+  ProgressBar progress({.label = "loss", .total = targets});
+  progress.update(0, "");
+  for (const auto& document : documents) {
+    evaluation.add_document(document);
+    progress.update(evaluation.tokens(), "tokens");
+  }
   const TextLoss loss = evaluation.finish();
   progress.finish();
-  check(loss.bytes > 0, "--data {}: no text to predict", args.data);
   return loss_json(args, loss, io::zstd_size(text, kZstdLevel));
 }
 

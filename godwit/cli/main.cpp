@@ -171,8 +171,8 @@ void add_run_commands(Commands& commands) {
       ->check(CLI::IsMember({"ppl", "mqar", "niah"}));
   add_model(eval, eval_args->model);
   eval->add_option("--data", eval_args->data,
-                   "ppl: the text, niah: the haystack: packed data (its held-out part), a text file or a "
-                   "directory");
+                   "the text (niah: the haystack): packed data, of it the held-out part, a text file or a "
+                   "directory (default: ppl the data of the model's run, niah a filler)");
   eval->add_option("--context", eval_args->context, "ppl: tokens of a window; mqar, niah: longest sequence")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
