@@ -22,7 +22,6 @@ void visit(Fields& f, EvalOptions& o) {
   f.value("every", o.every, kNotNegative);
   f.value("tokens", o.tokens, kNotNegative);
   f.value("context", o.context, kNotNegative);
-  f.value("holdout", o.holdout, kShare);
   f.value("data", o.data);
 }
 

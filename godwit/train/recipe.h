@@ -84,7 +84,6 @@ struct EvalOptions {
   int64_t every = 0;              // steps; 0 = only at the ends of stages
   int64_t tokens = 65536;         // held-out tokens an evaluation
   int64_t context = 0;            // 0 = the stage's
-  double holdout = 0.01;          // share of the documents kept out of training, where `data` is empty
   std::vector<std::string> data;  // held-out datasets
   bool operator==(const EvalOptions&) const = default;
 };
