@@ -4,6 +4,10 @@
 
 #include "godwit/base/parallel.h"
 
+#ifndef _OPENMP
+#error "compile this file with OpenMP: at::parallel_for would run on one thread"
+#endif
+
 namespace {
 
 void run_aten(int64_t begin, int64_t end, int64_t grain, const godwit::RangeFn& fn) {
