@@ -8,7 +8,7 @@ namespace godwit::kernels {
 
 // Tokens between two saved states, and per chunk of the kernels.
 inline constexpr int64_t kKdaChunk = 16;
-inline constexpr int64_t kKdaSegment = 64;
+inline constexpr int64_t kKdaSegment = 128;
 
 // What the forms share: row t of head h of q is at q + t * q_stride + h * K.
 struct KdaInputs {

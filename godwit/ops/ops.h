@@ -25,8 +25,8 @@ using at::Tensor;
 std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight,
                                       const std::optional<Tensor>& initial_state, const Tensor& cu_seqlens);
 
-// Kimi Delta Attention (architecture.md section 2), exact chunked form. q, k [T, H, K] and v [T, H, V] after
-// convolution and SiLU, not normalised: the op applies the L2 norm (eps 1e-6 on the sum of squares) and
+// Kimi Delta Attention (arXiv:2607.24653 eq. 1 to 6), exact chunked form. q, k [T, H, K] and v [T, H, V]
+// after convolution and SiLU, not normalised: the op applies the L2 norm (eps 1e-6 on the sum of squares) and
 // K^-1/2 on q. z [T, H, K] gate logits before dt_bias, A_log [H] fp32, dt_bias [H, K] fp32, b [T, H] beta
 // logits (beta = sigmoid(b)). Log-decay g = gate_bound * sigmoid(exp(A_log) * (z + dt_bias)) if gate_bound <
 // 0, else -exp(A_log) * softplus(z + dt_bias). initial_state [N, H, K, V] fp32 or none = zeros. Returns o [T,
@@ -52,11 +52,11 @@ Tensor rms_norm_gated(const Tensor& x, const Tensor& gate, const Tensor& weight,
 Tensor linear(const Tensor& x, const Tensor& weight);
 
 // Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate
-// tanh(g/beta_gate) sigmoid(g) (SiTU, architecture.md section 6), 0: g sigmoid(g). beta_up > 0: lin(u) =
+// tanh(g/beta_gate) sigmoid(g) (SiTU, arXiv:2607.24653 eq. 12), 0: g sigmoid(g). beta_up > 0: lin(u) =
 // beta_up tanh(u/beta_up), 0: u.
 Tensor glu(const Tensor& g, const Tensor& u, double beta_gate, double beta_up);
 
-// Attention Residuals mix (architecture.md section 4.2): sources S tensors [T, D]; score_s = sum_c
+// Attention Residuals mix (arXiv:2607.24653 eq. 8 to 10): sources S tensors [T, D]; score_s = sum_c
 // norm_weight_c query_c v_sc rsqrt(mean v_s^2 + eps); returns sum_s softmax(score)_s v_s [T, D]. Everything
 // in fp32 inside.
 Tensor attn_res_mix(const std::vector<Tensor>& sources, const Tensor& norm_weight, const Tensor& query,
@@ -64,9 +64,10 @@ Tensor attn_res_mix(const std::vector<Tensor>& sources, const Tensor& norm_weigh
 
 // Router: scores s = sigmoid(logits), logits [T, E] fp32; experts = top-k of s + bias (bias [E] fp32, no
 // gradient; ties to the lower index); weights p_i = s_i / (sum of the k chosen s + 1e-20) if renormalize (and
-// k > 1), times scale. groups > 1: group-limited choice as architecture.md section 5. Returns experts [T, k]
-// int32 (best first), weights [T, k] fp32 (differentiable in logits), scores [T, E] fp32 (detached), cutoff
-// [T] fp32: the (k+1)-th biased score (-inf if k = E).
+// k > 1), times scale. groups > 1: a group's score is the sum of its two largest biased scores, only the best
+// topk_groups groups are chosen from. Returns experts [T, k] int32 (best first), weights [T, k] fp32
+// (differentiable in logits), scores [T, E] fp32 (detached), cutoff [T] fp32: the (k+1)-th biased score (-inf
+// if k = E).
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k,
                                                       bool renormalize, double scale, int64_t groups,
                                                       int64_t topk_groups);
@@ -76,7 +77,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, cons
 Tensor moe_experts(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
                    const Tensor& w3, const Tensor& w2, double beta_gate, double beta_up);
 
-// Quantile Balancing statistics (architecture.md section 7): adds the histogram of required bias r = cutoff_t
+// Quantile Balancing statistics (arXiv:2607.24653 section 2.3.3, App. D): adds the histogram of required bias
+// r = cutoff_t
 // - s_tj over `counts.size(1)` uniform bins of [range_min, range_max] to counts [E, B] int64, in place;
 // values outside count in the end bins.
 void qb_histogram(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,

@@ -16,8 +16,9 @@ namespace {
 
 // One chunk on one panel. S [K, kPanel] becomes S'; v [16, kPanel] becomes V~; o [16, kPanel] is written; r
 // is working memory of the same shape.
-void chunk_panel(const Chunk& c, int64_t K, float* S, float* v, float* r, float* o) {
+void chunk_panel(const Chunk& c, int64_t K, float* S, float* v, float* r, float* o, SoonList& soon) {
   for (int i = 0; i < kC; i += kTileRows) {  // R = V - (K Gamma) S
+    soon.ask();
     Vec acc[kTileRows][2] = {};
     madd_tile(acc, c.kd + i * K, K, 1, S, kPanel, K);
     for (int m = 0; m < kTileRows; ++m) {
@@ -35,6 +36,7 @@ void chunk_panel(const Chunk& c, int64_t K, float* S, float* v, float* r, float*
     }
   }
   for (int i = 0; i < kC; i += kTileRows) {  // O = (Q Gamma) S + A V~
+    soon.ask();
     Vec acc[kTileRows][2] = {};
     madd_tile(acc, c.qd + i * K, K, 1, S, kPanel, K);
     madd_tile(acc, c.A + i * kC, kC, 1, v, kPanel, i + kTileRows);
@@ -122,26 +124,47 @@ void run_panel(const KdaForward& p, const Widths& w, const Task& task, const Chu
     const int64_t segment = p.seq.segment_offset[task.n] + done / kKdaSegment - 1;
     store_state(state_of(p.states, p, segment, task.h), work.S, w, x);
   }
+  const KdaInputs& in = p.in;
+  SoonList soon(2 * kC / kTileRows);  // the same columns of the next chunk
+  const int64_t next = t + kC, next_rows = std::clamp<int64_t>(task.end - next, 0, kC);
+  const int64_t key_at = task.h * w.key + x, key_width = std::min<int64_t>(kPanel, w.key - x);
+  soon.add(in.q + next * in.q_stride + key_at, in.q_stride, next_rows, key_width);
+  soon.add(in.k + next * in.k_stride + key_at, in.k_stride, next_rows, key_width);
+  soon.add(in.z + next * in.z_stride + key_at, in.z_stride, next_rows, key_width);
+  soon.add(in.v + next * in.v_stride + task.h * w.value + x, in.v_stride, next_rows, width);
   load_panel(work.v, p.in.v + t * p.in.v_stride + task.h * w.value + x, p.in.v_stride, rows, width);
-  chunk_panel(c, w.K, work.S, work.v, work.r, work.o);
+  chunk_panel(c, w.K, work.S, work.v, work.r, work.o, soon);
   store_panel(p.o + at, stride, work.o, rows, width);
   if (p.v_new != nullptr) store_panel(p.v_new + at, stride, work.v, rows, width);
 }
 
-// A whole task on one thread, chunk by chunk.
-void run_task(const KdaForward& p, const Widths& w, const Task& task) {
-  float* memory = thread_scratch(Chunk::floats(w.K) + w.K * w.V + PanelWork::tiles());
+// `heads` neighbouring tasks of one sequence on one thread, chunk by chunk and head by head: their rows share
+// the pages of memory that a chunk touches.
+void run_tasks(const KdaForward& p, const Widths& w, const Task* tasks, int64_t heads) {
+  const int64_t begin = tasks[0].begin, end = tasks[0].end, state_size = w.K * w.V;
+  float* memory = thread_scratch(Chunk::floats(w.K) + heads * state_size + PanelWork::tiles());
   const Chunk c(memory, w.K);
-  float* S = memory + Chunk::floats(w.K);
-  float* tiles = S + w.K * w.V;
-  for (int64_t x = 0; x < w.V; x += kPanel) begin_panel(p, w, task, x, S + x * w.K);
-  for (int64_t t = task.begin; t < task.end; t += kC) {
-    const int64_t rows = std::min<int64_t>(kC, task.end - t);
-    prepare_chunk</*kGrads=*/false>(p.in, w, c, ChunkGrads{}, t, rows, task.h);
-    for (int64_t x = 0; x < w.V; x += kPanel) run_panel(p, w, task, c, t, x, {S + x * w.K, tiles});
+  float* states = memory + Chunk::floats(w.K);
+  float* tiles = states + heads * state_size;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t x = 0; x < w.V; x += kPanel)
+      begin_panel(p, w, tasks[h], x, states + h * state_size + x * w.K);
   }
-  float* final_state = state_of(p.final_state, p, task.n, task.h);
-  for (int64_t x = 0; x < w.V; x += kPanel) store_state(final_state, S + x * w.K, w, x);
+  for (int64_t t = begin; t < end; t += kC) {
+    for (int64_t h = 0; h < heads; ++h) {
+      prepare_chunk</*kGrads=*/false>(p.in, w, c, ChunkGrads{}, t, std::min<int64_t>(kC, end - t),
+                                      tasks[h].h);
+      for (int64_t x = 0; x < w.V; x += kPanel) {
+        run_panel(p, w, tasks[h], c, t, x, {states + h * state_size + x * w.K, tiles});
+      }
+    }
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    float* final_state = state_of(p.final_state, p, tasks[h].n, tasks[h].h);
+    for (int64_t x = 0; x < w.V; x += kPanel) {
+      store_state(final_state, states + h * state_size + x * w.K, w, x);
+    }
+  }
 }
 
 // All tasks in step, a group of chunks at a time: first every chunk of the group on its own, then every panel
@@ -214,11 +237,14 @@ void kda_chunk_forward(const KdaForward& p) {
   if (tasks.empty()) return;
   const int threads = num_threads();
   if (unbalanced(tasks, threads)) return run_split(p, w, tasks);
-  const int64_t count = static_cast<int64_t>(tasks.size());
+  const int64_t heads = heads_together(p.in.heads, static_cast<int64_t>(tasks.size()), threads);
+  const int64_t count = static_cast<int64_t>(tasks.size()) / heads;
   std::atomic<int64_t> next{0};
   parallel_for(0, std::min<int64_t>(count, threads), 1, [&](int64_t, int64_t) {
     const FlushDenormals flush;
-    for (int64_t i = next++; i < count; i = next++) run_task(p, w, tasks[i]);
+    for (int64_t i = next++; i < count; i = next++) {
+      run_tasks(p, w, tasks.data() + i * heads, heads);
+    }
   });
 }
 

@@ -11,6 +11,8 @@
 // bound on the gate, loses no digit where the decay is strong, and a row reads nothing of later tokens.
 #pragma once
 
+#include <algorithm>
+
 #include "godwit/kernels/cpu/gemm_tile.h"
 #include "godwit/kernels/kda.h"
 
@@ -39,25 +41,30 @@ struct Widths {
       : key(in.key), value(in.value), K(round_up(in.key, kPanel)), V(round_up(in.value, kPanel)) {}
 };
 
-// Working arrays of one chunk. Rows are tokens.
+// Working arrays of one chunk. Rows are tokens. What apply_decays derives lies apart, so that a backward can
+// keep several chunks and derive one at a time.
 struct Chunk {
   float *q, *k, *alpha;   // [16, K] normalised (q also times K^-1/2); decay of the token
+  float *L, *X, *XB, *A;  // [16, 16] L without beta, X, X Diag(beta), A
+  float* beta;            // [16]
   float *qd, *kd, *kbar;  // [16, K] q Gamma, k Gamma, k E_15
   float* decay;           // [K] Gamma_15
-  float *L, *X, *XB, *A;  // [16, 16] L / beta (rows scaled by 1), X, X Diag(beta), A
-  float* beta;            // [16]
-  static int64_t floats(int64_t K) { return 6 * kC * K + K + 4 * kC * kC + kC; }
-  Chunk(float* memory, int64_t K) {
-    const auto take = [&](int64_t n) {
+  static int64_t kept_floats(int64_t K) { return 3 * kC * K + 4 * kC * kC + kC; }
+  static int64_t derived_floats(int64_t K) { return 3 * kC * K + K; }
+  static int64_t floats(int64_t K) { return kept_floats(K) + derived_floats(K); }
+  Chunk(float* kept, float* derived, int64_t K) {
+    const auto take = [](float*& memory, int64_t n) {
       float* p = memory;
       memory += n;
       return p;
     };
-    for (float** rows : {&q, &k, &alpha, &qd, &kd, &kbar}) *rows = take(kC * K);
-    decay = take(K);
-    for (float** matrix : {&L, &X, &XB, &A}) *matrix = take(kC * kC);
-    beta = take(kC);
+    for (float** rows : {&q, &k, &alpha}) *rows = take(kept, kC * K);
+    for (float** matrix : {&L, &X, &XB, &A}) *matrix = take(kept, kC * kC);
+    beta = kept;
+    for (float** rows : {&qd, &kd, &kbar}) *rows = take(derived, kC * K);
+    decay = derived;
   }
+  Chunk(float* memory, int64_t K) : Chunk(memory, memory + kept_floats(K), K) {}
 };
 
 static inline float sigmoid(float x) {
@@ -267,6 +274,52 @@ static inline void prepare_chunk(const KdaInputs& in, const Widths& w, const Chu
   decayed_scores(c, w.K);
   invert(c);
 }
+
+// How many heads of a sequence one thread takes at a time: their rows share the pages of memory that a chunk
+// touches. Up to four, if the threads stay evenly loaded. `tasks` = sequences * heads.
+static inline int64_t heads_together(int64_t heads, int64_t tasks, int threads) {
+  for (const int64_t together : {4, 2}) {
+    const int64_t groups = tasks / together;
+    if (heads % together == 0 && (groups % threads == 0 || groups >= 4 * threads)) return together;
+  }
+  return 1;
+}
+
+// Memory that will be wanted soon, asked for in portions between the tiles of a product: a burst of requests
+// would wait for itself. (Rows of one head lie far apart, which the hardware's prefetchers do not follow.)
+class SoonList {
+ public:
+  // All is asked for in `portions` calls of ask().
+  explicit SoonList(int64_t portions) : portions_(portions) {}
+  // `rows` rows of `width` floats, `stride` floats apart; none if `from` is null.
+  void add(const float* from, int64_t stride, int64_t rows, int64_t width) {
+    if (rows <= 0 || from == nullptr) return;
+    blocks_[count_++] = {from, stride, rows, width};
+    lines_ += rows * ((width + kLine - 1) / kLine);
+    portion_ = (lines_ + portions_ - 1) / portions_;
+  }
+  void ask() {
+    for (int64_t n = 0; n < portion_ && at_ < count_; ++n) {
+      const Block& b = blocks_[at_];
+      __builtin_prefetch(b.from + row_ * b.stride + column_, /*write=*/0, /*to L2*/ 2);
+      column_ += kLine;
+      if (column_ < b.width) continue;
+      column_ = 0;
+      if (++row_ < b.rows) continue;
+      row_ = 0;
+      ++at_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+  struct Block {
+    const float* from;
+    int64_t stride, rows, width;
+  };
+  Block blocks_[8];
+  int64_t count_ = 0, at_ = 0, row_ = 0, column_ = 0, lines_ = 0, portions_ = 1, portion_ = 0;
+};
 
 // Rows of a [rows, width] block with row distance `stride` <-> a [16, kPanel] tile with zeros around it.
 static inline void load_panel(float* tile, const float* from, int64_t stride, int64_t rows, int64_t width) {
