@@ -40,3 +40,9 @@ if(GODWIT_WITH_CUDA)
   endif()
   find_package(CUDAToolkit REQUIRED)
 endif()
+
+# The PyTorch wheels export parts of an older libstdc++ (std::filesystem), with which an object of ours crashes. So the
+# system's own comes first, for the linker and at run time.
+if(UNIX AND NOT APPLE)
+  add_link_options(LINKER:--push-state,--no-as-needed -lstdc++ LINKER:--pop-state)
+endif()
