@@ -17,6 +17,16 @@ struct DeviceArgs {
 struct PlanArgs {
   std::string model;
   int64_t context = 8192;
+  int64_t batch = 1;  // sequences a decode step serves
+  // A cluster, in units for people; 0: no cluster, an axis that is chosen.
+  int64_t gpus = 0, tokens = 0;
+  int64_t tp = 0, pp = 0, cp = 0, ep = 0, dp = 0;
+  int64_t batch_tokens = 0;
+  bool no_recompute = false;
+  double mfu = 0.35, price = 3.0;
+  double gpu_memory_gib = 139, gpu_bandwidth_tb = 4.8, gpu_tflops = 989;
+  double link_gb = 350, network_gb = 50;
+  int64_t gpus_per_host = 8;
   bool json = false;
 };
 int run_plan(const PlanArgs& args);

@@ -1,7 +1,9 @@
 // `godwit`: argument parsing and exit codes. 0 done, 1 failed with one clear line on stderr, 2 wrong usage.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,14 +59,61 @@ CLI::Option* add_dtype(CLI::App* command, std::string& dtype, const char* help) 
   return command->add_option("--dtype", dtype, help)->check(CLI::IsMember({"f32", "bf16"}));
 }
 
+// A number of tokens: 8192, 15e12.
+std::string whole_number(std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= 1 && value < 9e18) || value != std::floor(value))
+    return "expected a whole number such as 8192 or 15e12, got " + text;
+  text = std::to_string(static_cast<int64_t>(value));
+  return {};
+}
+
+void add_cluster(CLI::App* plan, PlanArgs& args) {
+  const CLI::Validator whole(whole_number, "N");
+  const auto count = [&](const char* name, int64_t& value, const char* help) {
+    return plan->add_option(name, value, help)->transform(whole)->type_name("");
+  };
+  const auto number = [&](const char* name, double& value, const char* help) {
+    return plan->add_option(name, value, help)->check(CLI::PositiveNumber)->capture_default_str();
+  };
+  count("--gpus", args.gpus, "train on a cluster of this many GPUs");
+  count("--tokens", args.tokens, "tokens of the whole training: time and cost");
+  count("--tp", args.tp, "tensor parallel ranks (an axis not given is chosen)");
+  count("--pp", args.pp, "pipeline stages");
+  count("--cp", args.cp, "context parallel ranks");
+  count("--ep", args.ep, "expert parallel ranks, of the GPUs of a pipeline stage");
+  count("--dp", args.dp, "data parallel ranks");
+  count("--batch-tokens", args.batch_tokens, "tokens a step (default: 4 PP sequences a data rank)");
+  plan->add_flag("--no-recompute", args.no_recompute, "keep all activations for the backward");
+  plan->add_option("--mfu", args.mfu, "share of the GPUs' peak that the step reaches")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str();
+  plan->add_option("--price", args.price, "of a GPU-hour")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  number("--gpu-memory", args.gpu_memory_gib, "GiB a GPU (default: H200)");
+  number("--gpu-bandwidth", args.gpu_bandwidth_tb, "TB/s of a GPU's memory");
+  number("--gpu-tflops", args.gpu_tflops, "peak of a GPU, dense bf16");
+  number("--link", args.link_gb, "GB/s to a GPU of the same host, one direction");
+  number("--network", args.network_gb, "GB/s to another host, one direction");
+  count("--gpus-per-host", args.gpus_per_host, "GPUs of one host")->capture_default_str();
+}
+
 void add_model_commands(Commands& commands) {
   const auto [plan, plan_args] =
       commands.add(nullptr, "plan", "what a model costs, from its configuration alone", run_plan);
   plan->add_option("model", plan_args->model, "a model directory, a config.json, or a preset's name")
       ->required();
+  const CLI::Validator whole(whole_number, "N");
   plan->add_option("--context", plan_args->context, "tokens of context")
+      ->transform(whole)
+      ->type_name("")
+      ->capture_default_str();
+  plan->add_option("--batch", plan_args->batch, "sequences that a decode step serves")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_cluster(plan, *plan_args);
   add_json(plan, plan_args->json);
 
   const auto [inspect, inspect_args] =
