@@ -253,6 +253,7 @@ std::string one_line(std::string message) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // a reader that goes away ends the program without a word
+  std::signal(SIGXFSZ, SIG_IGN);  // a file above the size limit is a failed write with a message
   CLI::App app{"Godwit trains, aligns and serves large sparse multimodal models.", "godwit"};
   app.set_version_flag("--version", std::string("godwit ") + GODWIT_VERSION);
   app.require_subcommand(1);

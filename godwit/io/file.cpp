@@ -12,6 +12,7 @@
 #include <cstring>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "godwit/base/check.h"
 
@@ -58,9 +59,11 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+constexpr const char* kTemporary = ".tmp-";
+
 fs::path temporary_beside(const fs::path& path) {
   static std::atomic<uint64_t> counter{0};
-  return path.string() + fmt::format(".tmp-{}-{}", ::getpid(), counter++);
+  return path.string() + fmt::format("{}{}-{}", kTemporary, ::getpid(), counter++);
 }
 
 }  // namespace
@@ -187,6 +190,18 @@ void AtomicDirectory::commit() {
     rename_durable(temporary_, path_);
   }
   temporary_.clear();
+}
+
+void remove_temporaries(const fs::path& path) {
+  const std::string prefix = path.filename().string() + kTemporary;
+  std::vector<fs::path> stale;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent_of(path), error))
+    if (entry.path().filename().string().starts_with(prefix)) stale.push_back(entry.path());
+  for (const fs::path& entry : stale) {
+    fs::remove_all(entry, error);
+    if (error) fail("cannot remove {}: {}", entry.string(), error.message());
+  }
 }
 
 void replace_directory(const fs::path& from, const fs::path& to) {

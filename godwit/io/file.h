@@ -102,6 +102,10 @@ class AtomicDirectory {
   Existing existing_;
 };
 
+// Removes what interrupted writers of `path` have left beside it (NAME.tmp-<pid>-<n>). Not while one may be
+// at work.
+void remove_temporaries(const fs::path& path);
+
 // Syncs every file and directory below `directory` to disk.
 void sync_tree(const fs::path& directory);
 // Syncs the entries of one directory, so that a rename in it outlives a power cut.

@@ -373,6 +373,51 @@ class Writer : public Fields {
   std::string path_, own_, below_;
 };
 
+// Like the writer, but each value under its dotted key.
+class Flattener : public Fields {
+ public:
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  Flattener(Pairs& pairs, std::string path) : pairs_(pairs), path_(std::move(path)) {}
+
+  void value(std::string_view key, bool& variable) override { add(key, variable ? "true" : "false"); }
+  void value(std::string_view key, int64_t& variable, Range) override { add(key, std::to_string(variable)); }
+  void value(std::string_view key, double& variable, Range) override { add(key, number_text(variable)); }
+  void value(std::string_view key, std::string& variable) override { add(key, quote(variable)); }
+  void value(std::string_view key, std::vector<std::string>& variable) override {
+    add(key, inline_text(nlohmann::json(variable)));
+  }
+  void value(std::string_view key, std::map<std::string, double>& variable, Range) override {
+    add(key, inline_text(nlohmann::json(variable)));
+  }
+  void shorthand(std::string_view, int64_t&, Range) override {}
+  void choice(std::string_view key, int& variable, const std::vector<std::string_view>& names) override {
+    add(key, quote(names.at(variable)));
+  }
+  void json(std::string_view key, std::string& variable) override {
+    add(key, inline_text(nlohmann::json::parse(variable)));
+  }
+  void table(std::string_view key, const Visit& visit) override {
+    Flattener inner(pairs_, join(path_, key));
+    visit(inner);
+  }
+  void tables(std::string_view key, size_t count, const std::function<void(size_t)>&,
+              const VisitItem& visit) override {
+    for (size_t i = 0; i < count; ++i) {
+      Flattener inner(pairs_, fmt::format("{}.{}", join(path_, key), i));
+      visit(inner, i);
+    }
+  }
+  void require(bool, std::string_view, std::string_view) override {}
+
+ private:
+  void add(std::string_view key, std::string value) {
+    pairs_.emplace_back(join(path_, key), std::move(value));
+  }
+
+  Pairs& pairs_;
+  std::string path_;
+};
+
 class Lister : public Fields {
  public:
   Lister(std::vector<std::string>& keys, std::string path) : keys_(keys), path_(std::move(path)) {}
@@ -435,6 +480,13 @@ std::string write_fields(const Fields::Visit& visit) {
   Writer writer("");
   visit(writer);
   return writer.text();
+}
+
+std::vector<std::pair<std::string, std::string>> flatten_fields(const Fields::Visit& visit) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  Flattener flattener(pairs, "");
+  visit(flattener);
+  return pairs;
 }
 
 std::vector<std::string> list_fields(const Fields::Visit& visit) {

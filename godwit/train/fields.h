@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace godwit {
@@ -79,6 +80,10 @@ void read_fields_file(const std::string& path, const std::vector<std::string>& o
 
 // TOML text that read_fields reads back to the same values.
 std::string write_fields(const Fields::Visit& visit);
+
+// Every key with its value as TOML, dotted, elements of [[tables]] by index (`stage.0.context`), in the order
+// of visiting.
+std::vector<std::pair<std::string, std::string>> flatten_fields(const Fields::Visit& visit);
 
 // Every key, dotted (`stage.context`), in the order of visiting; tables of tables are visited with one
 // element.

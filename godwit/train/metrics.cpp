@@ -66,7 +66,7 @@ void MetricsWriter::open() {
   std::filesystem::create_directories(options_.directory);
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   check(fd_ >= 0, "{}: cannot be opened: {}", path_.string(), std::strerror(errno));
-  last_offset_ = end_ = ::lseek(fd_, 0, SEEK_END);
+  end_ = ::lseek(fd_, 0, SEEK_END);
 }
 
 void MetricsWriter::write(const json& row) {
@@ -74,57 +74,43 @@ void MetricsWriter::write(const json& row) {
         "metrics: a row needs an integer step, got {}", row.dump());
   open();
   const auto step = row.at("step").get<int64_t>();
-  const int64_t last_step = last_.is_null() ? step - 1 : last_.at("step").get<int64_t>();
-  check(step >= last_step, "metrics: step {} comes after step {}", step, last_step);
-  if (step == last_step) {
-    last_.update(row);
-  } else {
-    last_ = row;
-    last_offset_ = end_;
-  }
-  const std::string line = to_line(last_);
-  int64_t offset = last_offset_;
+  check(!last_step_ || step > *last_step_, "metrics: step {} comes after step {}", step,
+        last_step_.value_or(0));
+  const std::string line = to_line(row);
   for (std::string_view rest = line; !rest.empty();) {
-    const ssize_t written = ::pwrite(fd_, rest.data(), rest.size(), offset);
+    const ssize_t written = ::pwrite(fd_, rest.data(), rest.size(), end_);
     if (written < 0 && errno == EINTR) continue;
     check(written > 0, "{}: cannot be written: {}", path_.string(), std::strerror(errno));
     rest.remove_prefix(static_cast<size_t>(written));
-    offset += written;
+    end_ += written;
   }
-  // A merged row may be shorter than what it replaces.
-  if (offset < end_)
-    check(::ftruncate(fd_, offset) == 0, "{}: cannot be cut: {}", path_.string(), std::strerror(errno));
-  end_ = offset;
+  last_step_ = step;
   if (options_.tensorboard) events_.write(step, to_scalars(row));
 }
 
 void MetricsWriter::truncate_after(int64_t step) {
   open();
   const std::string text = read_file(path_);
-  last_ = json();
-  last_offset_ = end_ = 0;
-  int64_t number = 0, last_step = -1;
-  while (static_cast<size_t>(end_) < text.size()) {
-    ++number;
+  last_step_.reset();
+  end_ = 0;
+  for (int64_t number = 1, last = 0; last < step && static_cast<size_t>(end_) < text.size(); ++number) {
     const size_t newline = text.find('\n', static_cast<size_t>(end_));
     if (newline == std::string::npos) break;  // cut short
-    json row = json::parse(text.begin() + end_, text.begin() + static_cast<int64_t>(newline), nullptr,
-                           /*allow_exceptions=*/false);
+    const json row = json::parse(text.begin() + end_, text.begin() + static_cast<int64_t>(newline), nullptr,
+                                 /*allow_exceptions=*/false);
     check(row.is_object() && row.contains("step") && row["step"].is_number_integer(),
           "{}:{}: expected a JSON object with a step", path_.string(), number);
     const auto row_step = row["step"].get<int64_t>();
-    check(row_step > last_step, "{}:{}: step {} comes after step {}", path_.string(), number, row_step,
-          last_step);
+    check(row_step > last, "{}:{}: step {} comes after step {}", path_.string(), number, row_step, last);
     if (row_step > step) break;
-    last_step = row_step;
-    last_ = std::move(row);
-    last_offset_ = end_;
+    last_step_ = last = row_step;
     end_ = static_cast<int64_t>(newline) + 1;
   }
-  if (last_step < step && step > 0)
-    log_warn("{}: ends at step {}, before the checkpoint of step {}", path_.string(),
-             std::max<int64_t>(last_step, 0), step);
+  if (last_step_.value_or(0) < step)
+    log_warn("{}: ends at step {}, before the checkpoint of step {}", path_.string(), last_step_.value_or(0),
+             step);
   check(::ftruncate(fd_, end_) == 0, "{}: cannot be cut: {}", path_.string(), std::strerror(errno));
+  events_.restart();
 }
 
 void MetricsWriter::flush() {

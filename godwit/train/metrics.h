@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "godwit/train/tensorboard.h"
 
@@ -22,14 +23,14 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // `row` is an object with an integer "step". The line is in the file when this returns. A row of the same
-  // step as the one before (an evaluation after the step) is merged into its line; an earlier step throws.
+  // `row` is an object with an integer "step" above that of the row before. The line is in the file when this
+  // returns; lines are only ever appended, so that an interruption can cut the last one and nothing else.
   // Numbers that are not finite become null. TensorBoard gets every number, and the largest and the mean of
   // every list of numbers.
   void write(const nlohmann::json& row);
 
-  // Drops every row of a later step, and a last line that an interruption cut short: what --resume from a
-  // checkpoint at `step` starts with. Throws Error when the file holds anything else than rows in order.
+  // Drops everything after the row of `step`, whole or cut short: what going on from a checkpoint at `step`
+  // starts with. Throws Error when the file holds anything else than rows in order up to there.
   void truncate_after(int64_t step);
 
   // To the disk: before a checkpoint that a resume would count on.
@@ -42,8 +43,8 @@ class MetricsWriter {
   std::filesystem::path path_;
   EventWriter events_;
   int fd_ = -1;
-  int64_t last_offset_ = 0, end_ = 0;  // bytes: of the last row, of the file
-  nlohmann::json last_;                // null: no row yet
+  int64_t end_ = 0;                   // bytes
+  std::optional<int64_t> last_step_;  // none: no row yet
 };
 
 }  // namespace godwit

@@ -114,7 +114,12 @@ std::string scalars_record(double wall_time, int64_t step, const Scalars& scalar
 }
 
 EventWriter::~EventWriter() {
+  restart();
+}
+
+void EventWriter::restart() {
   if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
 }
 
 void EventWriter::append(std::string_view bytes) {

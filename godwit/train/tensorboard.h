@@ -36,6 +36,8 @@ class EventWriter {
   EventWriter& operator=(const EventWriter&) = delete;
 
   void write(int64_t step, const Scalars& scalars);
+  // The next write begins a new file, at its step.
+  void restart();
 
  private:
   void append(std::string_view bytes);

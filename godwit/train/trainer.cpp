@@ -8,7 +8,6 @@
 #include <csignal>
 #include <deque>
 #include <numeric>
-#include <sstream>
 
 #include "godwit/base/check.h"
 #include "godwit/base/log.h"
@@ -17,6 +16,7 @@
 #include "godwit/model/checkpoint.h"
 #include "godwit/train/checkpoint.h"
 #include "godwit/train/metrics.h"
+#include "godwit/train/resume.h"
 #include "godwit/train/schedule.h"
 #include "godwit/train/setup.h"
 #include "godwit/train/step.h"
@@ -60,39 +60,6 @@ void remember(std::deque<double>& values, double value) {
   if (values.size() > kRecentSteps) values.pop_front();
 }
 
-// The part of a recipe that decides the numbers: two recipes with the same key go on from each other's
-// checkpoints bit for bit.
-std::string resume_key(Recipe recipe) {
-  recipe.out.clear();
-  recipe.checkpoint = {};
-  recipe.eval = {};
-  recipe.train.time_limit_s = 0;
-  recipe.train.tensorboard = true;
-  recipe.train.nan_policy = {};
-  return to_toml(recipe);
-}
-
-// Lines of the two texts that differ, "- old" and "+ new".
-std::string differing_lines(const std::string& old_text, const std::string& new_text) {
-  const auto lines = [](const std::string& text) {
-    std::vector<std::string> out;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) out.push_back(line);
-    return out;
-  };
-  const std::vector<std::string> a = lines(old_text), b = lines(new_text);
-  std::string out;
-  const auto missing = [&](const std::vector<std::string>& from, const std::vector<std::string>& in,
-                           const char* mark) {
-    for (const std::string& line : from) {
-      if (std::find(in.begin(), in.end(), line) == in.end()) out += fmt::format("{} {}\n", mark, line);
-    }
-  };
-  missing(a, b, "-");
-  missing(b, a, "+");
-  return out;
-}
-
 class Run {
  public:
   Run(const Recipe& recipe, const RunOptions& options)
@@ -114,22 +81,23 @@ class Run {
   ModelWeights initial_weights();
   void prepare_directory();
   void resume();
+  void check_same_recipe(const Recipe& saved);
   void run_stage(size_t stage);
   void one_step(size_t stage, const data::PackedLoader& loader, const ModelConfig& config, int64_t local);
-  void record(size_t stage, double multiplier, const StepResult& result, double seconds);
+  void begin_row(size_t stage, double multiplier, const StepResult& result, double seconds);
+  void evaluate_into_row(size_t stage, bool run_ends);
   void check_gate(size_t stage);
   HeldOutLoss evaluate(int64_t context, int64_t max_tokens);
   void save(size_t stage, int64_t local);
   void save_model();
   StateMap state();
-  double elapsed() const {
-    return elapsed_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
-  }
+  double here() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  double elapsed() const { return elapsed_before_ + here(); }
   double stage_progress(size_t stage, int64_t done) const {
     return progress_after(plan_[stage], done, elapsed(), recipe_.train.minutes * 60.0);
   }
   bool asked_to_stop() const {
-    return g_stop || (recipe_.train.time_limit_s > 0 && elapsed() > recipe_.train.time_limit_s);
+    return g_stop || (recipe_.train.time_limit_s > 0 && here() > recipe_.train.time_limit_s);
   }
 
   const Recipe& recipe_;
@@ -150,6 +118,7 @@ class Run {
   int64_t tokens_done_ = 0;
   double gate_reference_ = 0;  // held-out loss at the earlier context when the current stage began
   bool stopped_ = false;
+  nlohmann::json row_;  // of the step that was just made; written when its evaluation is in it
   std::deque<double> losses_, max_vios_;
 };
 
@@ -163,7 +132,9 @@ void Run::prepare_directory() {
   const bool used = fs::exists(out_ / "metrics.jsonl") || fs::exists(out_ / "checkpoints");
   check(options_.resume || !used,
         "{} holds a run already: --resume goes on with it, another `out` starts anew", out_.string());
+  if (options_.resume) resume();
   io::make_directories(out_);
+  for (const char* name : {"recipe.toml", "model"}) io::remove_temporaries(out_ / name);
   io::write_file_atomic(out_ / "recipe.toml", to_toml(recipe_));
 }
 
@@ -181,6 +152,21 @@ StateMap Run::state() {
   return all;
 }
 
+void Run::check_same_recipe(const Recipe& saved) {
+  std::string honoured, refused;
+  for (const RecipeChange& change : recipe_changes(saved, recipe_)) {
+    std::string& list = change.honoured ? honoured : refused;
+    list += (list.empty() ? "" : "; ") + change.text();
+  }
+  check(
+      refused.empty(),
+      "{}: --resume cannot change what the steps so far were made with: {}. Resume without these changes, or "
+      "start a new run from the weights with init = \"{}\"",
+      out_.string(), refused, (out_ / "model").string());
+  if (!honoured.empty())
+    log_info("{}: the recipe differs from the checkpoint's in {}", out_.string(), honoured);
+}
+
 void Run::resume() {
   const auto found = load_newest_checkpoint(out_ / "checkpoints");
   if (!found) {
@@ -188,10 +174,7 @@ void Run::resume() {
     metrics_.truncate_after(0);
     return;
   }
-  const std::string saved_recipe = found->meta.at("recipe").get<std::string>();
-  check(saved_recipe == resume_key(recipe_),
-        "{}: the checkpoint was made by a different recipe; differing lines:\n{}", out_.string(),
-        differing_lines(saved_recipe, resume_key(recipe_)));
+  check_same_recipe(parse_recipe(found->meta.at("recipe").get<std::string>(), "the checkpoint's recipe"));
   load_state_strict(
       "checkpoint",
       [&](const StateVisitor& visit) {
@@ -217,7 +200,7 @@ void Run::resume() {
 
 void Run::save(size_t stage, int64_t local) {
   Checkpoint c{.step = steps_done_, .meta = {}, .tensors = state()};
-  c.meta = {{"recipe", resume_key(recipe_)},
+  c.meta = {{"recipe", to_toml(recipe_)},
             {"stage", stage},
             {"stage_step", local},
             {"tokens", tokens_done_},
@@ -252,27 +235,26 @@ HeldOutLoss Run::evaluate(int64_t context, int64_t max_tokens) {
   return held_out_loss(config_, weights_, data_.held_out.front(), context, max_tokens, options_.device);
 }
 
-void Run::record(size_t stage, double multiplier, const StepResult& result, double seconds) {
-  nlohmann::json row = {{"step", steps_done_},
-                        {"stage", recipe_.stages[stage].name},
-                        {"context", recipe_.stages[stage].context},
-                        {"tokens", tokens_done_},
-                        {"loss", result.loss},
-                        {"lr", multiplier * recipe_.optimizer.muon_lr},
-                        {"grad_norm", result.grad_norm},
-                        {"tokens_per_s", static_cast<double>(result.tokens) / seconds},
-                        {"max_logit", result.max_logit},
-                        {"clipped_heads", result.clipped_heads},
-                        {"activation_rms", result.activation_rms}};
+void Run::begin_row(size_t stage, double multiplier, const StepResult& result, double seconds) {
+  row_ = {{"step", steps_done_},
+          {"stage", recipe_.stages[stage].name},
+          {"context", recipe_.stages[stage].context},
+          {"tokens", tokens_done_},
+          {"loss", result.loss},
+          {"lr", multiplier * recipe_.optimizer.muon_lr},
+          {"grad_norm", result.grad_norm},
+          {"tokens_per_s", static_cast<double>(result.tokens) / seconds},
+          {"max_logit", result.max_logit},
+          {"clipped_heads", result.clipped_heads},
+          {"activation_rms", result.activation_rms}};
   for (const char* list : {"max_vio", "dead_experts", "entropy", "flip_rate"})
-    row[list] = nlohmann::json::array();
+    row_[list] = nlohmann::json::array();
   for (const LayerBalance& layer : result.balance.layers) {
-    row["max_vio"].push_back(layer.batch.max_vio);
-    row["dead_experts"].push_back(layer.batch.dead_experts);
-    row["entropy"].push_back(layer.batch.entropy);
-    row["flip_rate"].push_back(layer.flip_rate);
+    row_["max_vio"].push_back(layer.batch.max_vio);
+    row_["dead_experts"].push_back(layer.batch.dead_experts);
+    row_["entropy"].push_back(layer.batch.entropy);
+    row_["flip_rate"].push_back(layer.flip_rate);
   }
-  metrics_.write(row);
 }
 
 void Run::one_step(size_t stage, const data::PackedLoader& loader, const ModelConfig& config, int64_t local) {
@@ -282,11 +264,13 @@ void Run::one_step(size_t stage, const data::PackedLoader& loader, const ModelCo
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   ++steps_done_;
   tokens_done_ += result.tokens;
+  begin_row(stage, multiplier, result, seconds);
   if (!result.applied) {
     check(recipe_.train.nan_policy == NanPolicy::kSkip,
           "step {} (stage {}): {} is not finite; the newest checkpoint is untouched", steps_done_,
           recipe_.stages[stage].name, result.not_finite);
     log_warn("step {}: {} is not finite, the step is skipped", steps_done_, result.not_finite);
+    row_["skipped"] = result.not_finite;
     return;
   }
   if (summary_.first_max_vio == 0) summary_.first_max_vio = result.balance.max_vio();
@@ -296,7 +280,21 @@ void Run::one_step(size_t stage, const data::PackedLoader& loader, const ModelCo
   for (const LayerBalance& layer : result.balance.layers)
     summary_.dead_experts = std::max(summary_.dead_experts, layer.windowed_dead);
   for (const std::string& alarm : result.balance.alarms) log_warn("step {}: {}", steps_done_, alarm);
-  record(stage, multiplier, result, seconds);
+}
+
+// The run ends with evaluations of its own, at the first and at the last stage's context.
+void Run::evaluate_into_row(size_t stage, bool run_ends) {
+  HeldOutLoss held;
+  if (run_ends) {
+    summary_.after = held = evaluate(recipe_.stages.front().context, 0);
+  } else if (recipe_.eval.every > 0 && steps_done_ % recipe_.eval.every == 0) {
+    const int64_t context = recipe_.eval.context > 0 ? recipe_.eval.context : recipe_.stages[stage].context;
+    held = evaluate(context, recipe_.eval.tokens);
+  }
+  if (held.tokens == 0) return;
+  row_["eval_context"] = held.context;
+  row_["held_out_loss"] = held.nats_per_token;
+  row_["bits_per_byte"] = held.bits_per_byte;
 }
 
 void Run::check_gate(size_t stage) {
@@ -313,6 +311,8 @@ void Run::check_gate(size_t stage) {
         steps_done_);
 }
 
+// The state is saved after the step's row is complete, and after the stage's last step before its gate: a run
+// that resumes does what is left, and nothing twice.
 void Run::run_stage(size_t stage) {
   const StageOptions& options = recipe_.stages[stage];
   const ModelConfig config = stage_config(config_, options);
@@ -327,28 +327,20 @@ void Run::run_stage(size_t stage) {
   ProgressBar bar(
       {.label = fmt::format("{} {}", options.name, options.context), .total = options.steps, .done = begin});
   int64_t local = begin;
-  while (local < options.steps && stage_progress(stage, local) < plan_[stage].end) {
+  bool ended = stage_progress(stage, local) >= plan_[stage].end;
+  while (!ended && !stopped_) {
     const double step_began = elapsed();
     one_step(stage, *loader, config, local++);
+    ended = stage_progress(stage, local) >= plan_[stage].end;
     const double rate = static_cast<double>(options.batch_tokens) / (elapsed() - step_began);
     bar.update(local,
                fmt::format("loss {:.3f}  MaxVio {:.2f}  {:.0f} tok/s", losses_.empty() ? NAN : losses_.back(),
                            max_vios_.empty() ? NAN : max_vios_.back(), rate));
-    const bool stop = asked_to_stop();
-    if (stop || (recipe_.checkpoint.every > 0 && steps_done_ % recipe_.checkpoint.every == 0))
-      save(stage, local);
-    if (recipe_.eval.every > 0 && steps_done_ % recipe_.eval.every == 0 && !data_.held_out.empty()) {
-      const HeldOutLoss held =
-          evaluate(recipe_.eval.context > 0 ? recipe_.eval.context : options.context, recipe_.eval.tokens);
-      metrics_.write({{"step", steps_done_},
-                      {"eval_context", held.context},
-                      {"held_out_loss", held.nats_per_token},
-                      {"bits_per_byte", held.bits_per_byte}});
-    }
-    if (stop) {
-      stopped_ = true;
-      break;
-    }
+    evaluate_into_row(stage, ended && stage + 1 == recipe_.stages.size());
+    metrics_.write(row_);
+    stopped_ = !ended && asked_to_stop();
+    const bool due = recipe_.checkpoint.every > 0 && steps_done_ % recipe_.checkpoint.every == 0;
+    if (ended || stopped_ || due) save(stage, local);
   }
   bar.finish();
   summary_.stages.push_back({.name = options.name,
@@ -357,15 +349,11 @@ void Run::run_stage(size_t stage) {
                              .tokens = tokens_done_ - tokens_before,
                              .seconds = elapsed() - began,
                              .loss = mean(losses_)});
-  if (stopped_) return;
-  save(stage + 1 < recipe_.stages.size() ? stage + 1 : stage, stage + 1 < recipe_.stages.size() ? 0 : local);
-  check_gate(stage);
+  if (!stopped_) check_gate(stage);
 }
 
 RunSummary Run::run() {
-  const StopSignals signals;
   prepare_directory();
-  if (options_.resume) resume();
   for_each_param(config_, weights_,
                  [&](const ParamInfo&, at::Tensor& value) { summary_.parameters += value.numel(); });
   log_info("{}: {:.2f} M parameters, {} stages, {} steps", out_.string(),
@@ -379,14 +367,8 @@ RunSummary Run::run() {
   summary_.last_max_vio = mean(max_vios_);
   save_model();
   if (summary_.finished) {
-    summary_.after = evaluate(recipe_.stages.front().context, 0);
+    if (summary_.after.tokens == 0) summary_.after = evaluate(recipe_.stages.front().context, 0);
     summary_.longest = evaluate(recipe_.stages.back().context, 0);
-    if (summary_.after.tokens > 0) {
-      metrics_.write({{"step", steps_done_},
-                      {"eval_context", summary_.after.context},
-                      {"held_out_loss", summary_.after.nats_per_token},
-                      {"bits_per_byte", summary_.after.bits_per_byte}});
-    }
   }
   metrics_.flush();
   summary_.seconds = elapsed();
@@ -396,6 +378,7 @@ RunSummary Run::run() {
 }  // namespace
 
 RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
+  const StopSignals signals;
   Run run(recipe, options);
   return run.run();
 }

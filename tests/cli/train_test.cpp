@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/program.h"
+#include "tests/cli/tiny_recipe.h"
 
 namespace godwit {
 namespace {
@@ -14,26 +15,10 @@ namespace fs = std::filesystem;
 using test::Outcome;
 using test::run;
 
-// The recipe's paths are relative to the repository's root.
-std::vector<std::string> train(const fs::path& out, const std::vector<std::string>& more = {}) {
-  const std::string fixtures = std::string(GODWIT_FIXTURES) + "/tiny";
-  std::vector<std::string> args = {"train",
-                                   std::string(GODWIT_SOURCE_DIR) + "/configs/recipes/tiny-smoke.toml"};
-  std::vector<std::string> set = {"out=" + out.string(), "data.0.path=" + fixtures + "/data",
-                                  "tokenizer=" + fixtures + "/tokenizer", "stage.0.steps=6",
-                                  "stage.1.steps=2"};
-  set.insert(set.end(), more.begin(), more.end());
-  for (const std::string& value : set) {
-    args.push_back("--set");
-    args.push_back(value);
-  }
-  return args;
-}
-
 TEST(Train, RunDirectoryModelAndGeneration) {
   const testing::ScratchDir scratch;
   const fs::path out = fs::path(std::string(scratch / "run"));
-  const Outcome o = run(train(out));
+  const Outcome o = run(test::train_arguments(out));
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.out.find("held-out bits per byte"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("zstd -19"), std::string::npos);
@@ -57,7 +42,7 @@ TEST(Train, RunDirectoryModelAndGeneration) {
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_LE(text.json().at("token_ids").size(), 5u);
 
-  const Outcome again = run(train(out));
+  const Outcome again = run(test::train_arguments(out));
   EXPECT_EQ(again.code, 1);
   EXPECT_NE(again.err.find("holds a run already"), std::string::npos) << again.err;
 }
@@ -65,10 +50,10 @@ TEST(Train, RunDirectoryModelAndGeneration) {
 TEST(Train, BadRecipesNameFileLineAndKey) {
   const testing::ScratchDir scratch;
   const fs::path out = fs::path(std::string(scratch / "run"));
-  const Outcome unknown = run(train(out, {"optimizer.muon_rate=1.0"}));
+  const Outcome unknown = run(test::train_arguments(out, {"optimizer.muon_rate=1.0"}));
   EXPECT_EQ(unknown.code, 1);
   EXPECT_NE(unknown.err.find("muon_rate"), std::string::npos) << unknown.err;
-  const Outcome impossible = run(train(out, {"stage.0.context=-4"}));
+  const Outcome impossible = run(test::train_arguments(out, {"stage.0.context=-4"}));
   EXPECT_EQ(impossible.code, 1);
   EXPECT_NE(impossible.err.find("context"), std::string::npos) << impossible.err;
   const Outcome absent = run({"train", (out / "none.toml").string()});

@@ -45,18 +45,15 @@ TEST(Metrics, OneObjectAStepWithTheContractsKeysFirst) {
   EXPECT_FALSE(fs::exists(dir.path / "run" / "tensorboard"));
 }
 
-TEST(Metrics, ARowOfTheSameStepIsMerged) {
+TEST(Metrics, RowsAreInOrder) {
   TemporaryDirectory dir;
   MetricsWriter writer({.directory = dir.path, .tensorboard = false});
-  writer.write({{"step", 1}, {"loss", 123456.5}});
-  writer.flush();
-  writer.write({{"step", 1}, {"held_out_loss", 3.5}});
-  writer.write({{"step", 1}, {"loss", 1}});  // shorter than before
+  writer.write({{"step", 1}, {"loss", 1}});
   writer.write({{"step", 2}, {"loss", 2}});
-  EXPECT_EQ(read_file(dir.path / "metrics.jsonl"),
-            "{\"step\":1,\"loss\":1,\"held_out_loss\":3.5}\n{\"step\":2,\"loss\":2}\n");
+  EXPECT_THROW(writer.write({{"step", 2}}), Error);
   EXPECT_THROW(writer.write({{"step", 1}}), Error);
   EXPECT_THROW(writer.write({{"loss", 1}}), Error);
+  EXPECT_EQ(steps_of(dir.path), (std::vector<int64_t>{1, 2}));
 }
 
 TEST(Metrics, ResumeDropsLaterStepsAndACutLine) {
@@ -71,11 +68,13 @@ TEST(Metrics, ResumeDropsLaterStepsAndACutLine) {
   EXPECT_EQ(steps_of(dir.path), (std::vector<int64_t>{1, 2, 3, 4, 5}));
   writer.truncate_after(3);
   EXPECT_EQ(steps_of(dir.path), (std::vector<int64_t>{1, 2, 3}));
-  writer.write({{"step", 3}, {"held_out_loss", 1}});  // still merged with what was read back
+  EXPECT_THROW(writer.write({{"step", 3}}), Error);
   writer.write({{"step", 4}, {"loss", 40}});
   EXPECT_EQ(steps_of(dir.path), (std::vector<int64_t>{1, 2, 3, 4}));
-  EXPECT_THAT(read_file(dir.path / "metrics.jsonl"),
-              HasSubstr("{\"step\":3,\"loss\":3,\"held_out_loss\":1}\n"));
+  // Whatever a power cut left behind the row that counts is nobody's business.
+  std::ofstream(dir.path / "metrics.jsonl", std::ios::app) << std::string(100, '\0') << "\nnot json\n";
+  writer.truncate_after(4);
+  EXPECT_EQ(steps_of(dir.path), (std::vector<int64_t>{1, 2, 3, 4}));
   writer.truncate_after(0);
   EXPECT_EQ(fs::file_size(dir.path / "metrics.jsonl"), 0u);
 }
