@@ -62,13 +62,16 @@ struct KdaBackward {
 };
 void kda_chunk_backward(const KdaBackward& p);
 
-// One token for each of `count` sequences. Sequence n's state is at state + n * state_stride, [H, K, V].
+// One token for each of `count` sequences. Sequence n's state is at state + n * state_stride, [H, K, V]; with
+// `slots`, at state + slots[n] * state_stride, and a negative slot stands for a state of zeros that is not
+// kept.
 struct KdaStep {
   KdaInputs in;
   int64_t count = 0;
   float* state = nullptr;
   int64_t state_stride = 0;
-  float* o = nullptr;  // [N, H, V]
+  const int64_t* slots = nullptr;  // [N], distinct where not negative
+  float* o = nullptr;              // [N, H, V]
 };
 void kda_step(const KdaStep& p);
 

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <vector>
 
 #include "godwit/ops/autograd_util.h"
 #include "godwit/ops/checks.h"
@@ -36,7 +37,7 @@ using BackwardSignature = BackwardResult(const optional<Tensor>&, const optional
                                          const Tensor&, const Tensor&, double, const optional<Tensor>&,
                                          const Tensor&, at::TensorList);
 using StepSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                             const Tensor&, const Tensor&, double, Tensor&);
+                             const Tensor&, const Tensor&, double, Tensor&, const optional<Tensor>&);
 
 // Shapes, dtypes and devices that kda_chunk and kda_step share.
 void check_tokens(const char* op, const KdaArgs& x) {
@@ -168,24 +169,43 @@ BackwardResult backward_composition(const optional<Tensor>& grad_o, const option
 
 Tensor step_fwd_composition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
                             const Tensor& A_log, const Tensor& dt_bias, const Tensor& b, double gate_bound,
-                            Tensor& state) {
+                            Tensor& state, const optional<Tensor>& slots) {
   const at::NoGradGuard no_grad;
-  return ref::kda_step_ref({q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()}, state);
+  return ref::kda_step_ref({q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()}, state, slots);
+}
+
+// int64 [N] on the CPU: each below `states`, and no state for two rows.
+void check_slots(const Tensor& slots, int64_t rows, int64_t states) {
+  check_sizes("kda_step", "slots", slots, {rows});
+  check_dtype("kda_step", "slots", slots, at::kLong);
+  check_device("kda_step", "slots", slots, at::kCPU);
+  const Tensor dense = slots.contiguous();
+  const auto* slot = dense.const_data_ptr<int64_t>();
+  std::vector<bool> taken(states);
+  for (int64_t n = 0; n < rows; ++n) {
+    if (slot[n] < 0) continue;
+    TORCH_CHECK(slot[n] < states, "kda_step: slots: expected slots below ", states, ", got ", slot[n], " at ",
+                n);
+    TORCH_CHECK(!taken[slot[n]], "kda_step: slots: expected distinct slots, got ", slot[n], " again at ", n);
+    taken[slot[n]] = true;
+  }
 }
 
 Tensor step_checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                    const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state) {
+                    const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
+                    const optional<Tensor>& slots) {
   const KdaArgs x{q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()};
   check_tokens("kda_step", x);
-  check_state("kda_step", "state", x, state, q.size(0));
+  check_state("kda_step", "state", x, state, slots.has_value() ? -1 : q.size(0));
+  if (slots.has_value()) check_slots(*slots, q.size(0), state.size(0));
   TORCH_CHECK(!needs_grad(q, k, v, z, A_log, dt_bias, b, state),
               "kda_step: has no gradient; call it without grad mode, or train with kda_chunk");
   static const auto op = typed_handle<StepSignature>("godwit::kda_step_fwd");
-  return op.call(q, k, v, z, A_log, dt_bias, b, gate_bound, state);
+  return op.call(q, k, v, z, A_log, dt_bias, b, gate_bound, state, slots);
 }
 
 Tensor step_meta(const Tensor&, const Tensor&, const Tensor& v, const Tensor&, const Tensor&, const Tensor&,
-                 const Tensor&, double, Tensor&) {
+                 const Tensor&, double, Tensor&, const optional<Tensor>&) {
   return at::empty(v.sizes(), v.options());
 }
 
@@ -200,9 +220,10 @@ std::tuple<Tensor, Tensor> kda_chunk(const Tensor& q, const Tensor& k, const Ten
 }
 
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state) {
+                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
+                const std::optional<Tensor>& slots) {
   static const auto op = typed_handle<StepSignature>("godwit::kda_step");
-  return op.call(q, k, v, z, A_log, dt_bias, b, gate_bound, state);
+  return op.call(q, k, v, z, A_log, dt_bias, b, gate_bound, state, slots);
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
@@ -219,10 +240,10 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
       "saved) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "kda_step(Tensor q, Tensor k, Tensor v, Tensor z, Tensor A_log, Tensor dt_bias, Tensor b, float "
-      "gate_bound, Tensor(a!) state) -> Tensor");
+      "gate_bound, Tensor(a!) state, Tensor? slots=None) -> Tensor");
   m.def(
       "kda_step_fwd(Tensor q, Tensor k, Tensor v, Tensor z, Tensor A_log, Tensor dt_bias, Tensor b, float "
-      "gate_bound, Tensor(a!) state) -> Tensor");
+      "gate_bound, Tensor(a!) state, Tensor? slots=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {

@@ -153,12 +153,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
 }
 
 Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state) {
+                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
+                const optional<Tensor>& slots) {
   const at::NoGradGuard no_grad;
   const KdaArgs args{q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()};
-  if (v.scalar_type() == at::kDouble) return ref::kda_step_ref(args, state);
+  if (v.scalar_type() == at::kDouble) return ref::kda_step_ref(args, state, slots);
   const Inputs in(args);
   const Tensor o = at::empty(v.sizes(), v.options().dtype(at::kFloat));
+  const Tensor slot = slots.has_value() ? slots->contiguous() : Tensor();
   // The heads of a sequence must lie together; the sequences may be apart.
   const bool in_place = state.numel() == 0 || state[0].is_contiguous();
   Tensor dense = in_place ? state : state.contiguous();
@@ -166,6 +168,7 @@ Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                      .count = q.size(0),
                      .state = dense.data_ptr<float>(),
                      .state_stride = dense.stride(0),
+                     .slots = slot.defined() ? slot.const_data_ptr<int64_t>() : nullptr,
                      .o = o.data_ptr<float>()});
   if (!in_place) state.copy_(dense);
   return o.to(v.scalar_type());

@@ -37,9 +37,11 @@ std::tuple<Tensor, Tensor> kda_chunk(const Tensor& q, const Tensor& k, const Ten
                                      const Tensor& cu_seqlens);
 
 // The same recurrence, one token for each of N = T sequences. `state` [N, H, K, V] fp32 is updated in place.
-// No gradient.
+// With `slots` (int64 [N] on the CPU, distinct where not negative) state is [S, H, K, V] and row n uses
+// state[slots[n]]; a negative slot reads zeros and writes nothing. No gradient.
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state);
+                const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
+                const std::optional<Tensor>& slots = std::nullopt);
 
 // y = x * rsqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
@@ -89,6 +91,15 @@ void qb_histogram(const Tensor& scores, const Tensor& cutoff, double range_min, 
 // window > 0: a query sees itself and the window-1 keys before it.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                  double scale, int64_t window);
+
+// Multi-head latent attention, absorbed, for one query of each of N sequences over paged latents. q [N, H,
+// R+P] (W_UK folded in), pages [pages, page rows, R+P], table int32 [N, M] on the CPU: the page of rows m *
+// page rows and on of sequence n; lengths int64 [N] on the CPU: rows it sees, >= 1, the newest token's among
+// them. window > 0: only the last `window` rows. Returns softmax(q . row * scale) over the rows' first R =
+// rank entries, [N, H, R] in q's dtype. On the CPU the bits of a sequence depend on nothing but its query and
+// rows. No gradient.
+Tensor mla_decode(const Tensor& q, const Tensor& pages, const Tensor& table, const Tensor& lengths,
+                  int64_t rank, double scale, int64_t window);
 
 // Chunked cross-entropy that never holds all logits. x [T, D], head [V, D], targets [T] int64 (-100 =
 // ignored), weights [T] fp32. Returns (sum_t weights_t nll_t, nll [T] fp32 detached, 0 where ignored).

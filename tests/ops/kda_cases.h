@@ -77,8 +77,9 @@ inline std::tuple<at::Tensor, at::Tensor> chunk(const ops::KdaArgs& x) {
                         x.cu_seqlens);
 }
 
-inline at::Tensor step(const ops::KdaArgs& x, at::Tensor& state) {
-  return ops::kda_step(x.q, x.k, x.v, x.z, x.A_log, x.dt_bias, x.b, x.gate_bound, state);
+inline at::Tensor step(const ops::KdaArgs& x, at::Tensor& state,
+                       const std::optional<at::Tensor>& slots = std::nullopt) {
+  return ops::kda_step(x.q, x.k, x.v, x.z, x.A_log, x.dt_bias, x.b, x.gate_bound, state, slots);
 }
 
 // Tokens [begin, end) of a single sequence that starts from `state`.

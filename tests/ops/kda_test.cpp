@@ -143,6 +143,44 @@ TEST(KdaStep, MatchesRecurrence) {
   }
 }
 
+// Rows with slots = the same rows alone on their states, bit for bit; other slots (NaN) are not touched; a
+// negative slot is a state of zeros.
+TEST(KdaStep, Slots) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Tensor slots = at::tensor({5, -1, 0, 3, -7}, at::kLong);
+  for (const auto& [heads, key, value] : {std::tuple(3, 128, 128), {1, 24, 40}}) {
+    const KdaCase c{.lengths = {1, 1, 1, 1, 1}, .heads = heads, .key = key, .value = value};
+    const KdaArgs x = random_kda(c);
+    Tensor states = at::full({7, heads, key, value}, nan), zero = at::zeros({1, heads, key, value});
+    for (int64_t n = 0; n < 5; ++n) {
+      if (slots[n].item<int64_t>() >= 0) states[slots[n].item<int64_t>()] = (*x.initial_state)[n];
+    }
+    Tensor expected = states.clone();
+    KdaArgs wide = to_dtype(x, at::kDouble);
+    Tensor wide_states = states.to(at::kDouble);
+    const Tensor o = step(x, states, slots), wide_o = step(wide, wide_states, slots);
+    for (int64_t n = 0; n < 5; ++n) {
+      const int64_t slot = slots[n].item<int64_t>();
+      Tensor state = slot < 0 ? zero.clone() : expected.narrow(0, slot, 1);
+      EXPECT_TRUE(bit_equal(o.narrow(0, n, 1), step(slice_tokens(x, n, n + 1, std::nullopt), state))) << n;
+    }
+    EXPECT_TRUE(bit_equal(states, expected));
+    EXPECT_TRUE(close(o, wide_o, kFp32));
+    EXPECT_TRUE(close(states.nan_to_num(), wide_states.nan_to_num(), kFp32));
+    EXPECT_TRUE(at::isnan(wide_states.index_select(0, at::tensor({1, 2, 4, 6}))).all().item<bool>());
+  }
+}
+
+TEST(KdaStep, RefusesBadSlots) {
+  const KdaArgs x = random_kda({.lengths = {1, 1}});
+  Tensor states = at::zeros({3, 2, 32, 32});
+  EXPECT_THROW(step(x, states), c10::Error);  // three states for two rows
+  EXPECT_THROW(step(x, states, at::tensor({0, 3}, at::kLong)), c10::Error);
+  EXPECT_THROW(step(x, states, at::tensor({1, 1}, at::kLong)), c10::Error);
+  EXPECT_THROW(step(x, states, at::tensor({0}, at::kLong)), c10::Error);
+  EXPECT_THROW(step(x, states, at::tensor({0, 1}, at::kInt)), c10::Error);
+}
+
 TEST(KdaChunk, PackedEqualsSeparateBitForBit) {
   const KdaCase c{.lengths = {0, 17, 64, 1, 130, 0, 257}, .heads = 3, .key = 64, .value = 64};
   const KdaArgs x = random_kda(c);

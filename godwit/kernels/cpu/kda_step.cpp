@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kStepColumns = 64;
 constexpr int kStepVectors = kStepColumns / kLanes;
 
-// One block of columns. kd, qd = k alpha, q alpha; qk = q . k. width <= kStepColumns.
+// One block of columns. kd, qd = k alpha, q alpha; qk = q . k. width <= kStepColumns. S null: zeros, not
+// kept.
 void step_block(const Chunk& c, int64_t key, float qk, float* S, int64_t stride, const float* v, float* o,
                 int64_t width) {
   Vec ks[kStepVectors] = {}, qs[kStepVectors] = {};
@@ -24,7 +25,8 @@ void step_block(const Chunk& c, int64_t key, float qk, float* S, int64_t stride,
   const auto put = [&](float* p, int n, Vec x) {
     whole ? store(p + n * kLanes, x) : store_part(p + n * kLanes, x, width - n * kLanes);
   };
-  for (int64_t x = 0; x < key; ++x) {
+  const int64_t rows = S == nullptr ? 0 : key;
+  for (int64_t x = 0; x < rows; ++x) {
     const Vec kd = splat(c.kd[x]), qd = splat(c.qd[x]);
 #pragma GCC unroll 8
     for (int n = 0; n < kStepVectors; ++n) {
@@ -38,7 +40,7 @@ void step_block(const Chunk& c, int64_t key, float qk, float* S, int64_t stride,
     ks[n] = splat(c.beta[0]) * (get(v, n) - ks[n]);
     put(o, n, qs[n] + splat(qk) * ks[n]);
   }
-  for (int64_t x = 0; x < key; ++x) {
+  for (int64_t x = 0; x < rows; ++x) {
     const Vec alpha = splat(c.alpha[x]), k = splat(c.k[x]);
 #pragma GCC unroll 8
     for (int n = 0; n < kStepVectors; ++n) put(S + x * stride, n, alpha * get(S + x * stride, n) + k * ks[n]);
@@ -65,11 +67,13 @@ void kda_step(const KdaStep& p) {
         dot += k * q;
       }
       const float qk = reduce_add(dot);
-      float* S = p.state + n * p.state_stride + h * w.key * w.value;
+      const int64_t slot = p.slots == nullptr ? n : p.slots[n];
+      float* S = slot < 0 ? nullptr : p.state + slot * p.state_stride + h * w.key * w.value;
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t v = b * kStepColumns;
-        step_block(c, w.key, qk, S + v, w.value, p.in.v + n * p.in.v_stride + h * w.value + v,
-                   p.o + task * w.value + v, std::min(kStepColumns, w.value - v));
+        step_block(c, w.key, qk, S == nullptr ? nullptr : S + v, w.value,
+                   p.in.v + n * p.in.v_stride + h * w.value + v, p.o + task * w.value + v,
+                   std::min(kStepColumns, w.value - v));
       }
     }
   });

@@ -226,7 +226,17 @@ std::vector<Tensor> kda_chunk_ref_grads(const std::optional<Tensor>& grad_o,
   return grads;
 }
 
-Tensor kda_step_ref(const KdaArgs& args, Tensor& state) {
+Tensor kda_step_ref(const KdaArgs& args, Tensor& state, const std::optional<Tensor>& slots) {
+  if (slots.has_value()) {
+    const Tensor kept = at::nonzero(slots->ge(0)).squeeze(1);  // rows
+    const Tensor rows = kept.to(state.device()), at = slots->index_select(0, kept).to(state.device());
+    const auto sizes = state.sizes();
+    Tensor own = at::zeros({slots->size(0), sizes[1], sizes[2], sizes[3]}, state.options());
+    own.index_copy_(0, rows, state.index_select(0, at));
+    const Tensor o = kda_step_ref(args, own, std::nullopt);
+    state.index_copy_(0, at, own.index_select(0, rows));
+    return o;
+  }
   const KdaTokens x = kda_tokens(args);
   const Tensor k = x.k.unsqueeze(-1);
   const Tensor decayed = state.to(x.v.scalar_type()) * at::exp(x.g).unsqueeze(-1);

@@ -40,8 +40,8 @@ std::vector<at::Tensor> kda_chunk_ref_grads(const std::optional<at::Tensor>& gra
                                             const std::optional<at::Tensor>& grad_final_state,
                                             const KdaArgs& args);
 
-// `args` without initial_state and cu_seqlens; state [N, H, K, V] is updated.
-at::Tensor kda_step_ref(const KdaArgs& args, at::Tensor& state);
+// `args` without initial_state and cu_seqlens; state [N, H, K, V], with slots [S, H, K, V], is updated.
+at::Tensor kda_step_ref(const KdaArgs& args, at::Tensor& state, const std::optional<at::Tensor>& slots);
 
 }  // namespace ref
 }  // namespace godwit::ops
