@@ -10,12 +10,19 @@
 #include "godwit/base/parallel.h"
 
 namespace godwit::cli {
-c10::Device apply_device(const DeviceArgs& args) {
+c10::Device apply_device(const DeviceArgs& args, int64_t local_rank) {
   if (args.threads > 0) set_num_threads(args.threads);
   if (args.device == "cpu") return c10::kCPU;
   check(c10::impl::hasDeviceGuardImpl(c10::kCUDA), "--device cuda: this build of LibTorch has no CUDA");
-  check(c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 0, "--device cuda: no GPU found");
-  return {c10::kCUDA, 0};
+  const auto* cuda = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  const int64_t gpus = cuda->deviceCount();
+  check(gpus > 0, "--device cuda: no GPU found");
+  // A launcher may have left each process one GPU to see.
+  const int64_t index = gpus == 1 ? 0 : local_rank;
+  check(index < gpus, "--device cuda: LOCAL_RANK is {} but this host has {} GPUs", local_rank, gpus);
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  cuda->setDevice(device);
+  return device;
 }
 
 std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype) {

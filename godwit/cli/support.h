@@ -18,8 +18,9 @@
 
 namespace godwit::cli {
 
-// Sets the number of threads and gives the device. Error if it is not there.
-c10::Device apply_device(const DeviceArgs& args);
+// Sets the number of threads and gives the device, of several GPUs that of `local_rank`. Error if it is not
+// there.
+c10::Device apply_device(const DeviceArgs& args, int64_t local_rank = 0);
 
 // "f32", "bf16", or empty for the checkpoint's own.
 std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype);

@@ -8,6 +8,7 @@
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
+#include "godwit/dist/group.h"
 #include "godwit/io/compressed_size.h"
 #include "godwit/train/trainer.h"
 
@@ -72,8 +73,11 @@ void print_summary(const Recipe& recipe, const RunSummary& s) {
 
 int run_train(const TrainArgs& args) {
   const Recipe recipe = load_recipe(args.recipe, args.overrides);
-  const RunOptions options{.device = apply_device(args.device), .resume = args.resume};
-  print_summary(recipe, run_training(recipe, options));
+  const dist::Launch launch = dist::launch_from_environment();
+  const c10::Device device = apply_device(args.device, launch.local_rank);
+  dist::Group group(launch, device, recipe.dist.timeout_s);
+  const RunSummary summary = run_training(recipe, {.device = device, .resume = args.resume, .group = &group});
+  if (launch.rank == 0) print_summary(recipe, summary);
   return 0;
 }
 

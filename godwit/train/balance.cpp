@@ -130,7 +130,7 @@ void Balancer::add_layer(const std::string& name, const at::Tensor& bias, int64_
   layer.load = at::zeros({experts}, on_device);
   layer.recent = at::zeros({experts}, at::kDouble);
   layer.idle = at::zeros({experts}, at::kLong);
-  layer.alarm = at::zeros({2}, at::kLong);
+  layer.alarm = at::zeros({3}, at::kLong);
   layers_.push_back(std::move(layer));
 }
 
@@ -167,11 +167,15 @@ void Balancer::observe(size_t index, const at::Tensor& experts, const at::Tensor
 BalanceReport Balancer::end_step(int64_t batch_tokens, const Reduce& reduce) {
   at::NoGradGuard no_grad;
   BalanceReport report;
-  for (Layer& layer : layers_) {
-    if (reduce) {
-      reduce(layer.load);
-      if (layer.counts.defined()) reduce(layer.counts);
+  if (reduce) {
+    std::vector<at::Tensor> all;
+    for (const Layer& layer : layers_) {
+      all.push_back(layer.load);
+      if (layer.counts.defined()) all.push_back(layer.counts);
     }
+    reduce(all);
+  }
+  for (Layer& layer : layers_) {
     const auto seen = layer.load.sum().item<int64_t>();
     check(seen == batch_tokens * layer.k, "balance: {}: {} tokens were counted, the batch has {}", layer.name,
           static_cast<double>(seen) / static_cast<double>(layer.k), batch_tokens);
@@ -179,7 +183,7 @@ BalanceReport Balancer::end_step(int64_t batch_tokens, const Reduce& reduce) {
     const at::Tensor before = layer.bias.clone();
     if (batch_tokens > 0) update_bias(layer, batch_tokens);
     balance.flip_rate = flip_rate(layer.probe, before, layer.bias, layer.k);
-    raise_alarms(layer, balance, report.alarms);
+    raise_alarms(layer, balance, report);
     report.layers.push_back(balance);
   }
   return report;
@@ -209,28 +213,33 @@ LayerBalance Balancer::measure(Layer& layer) {
   LayerBalance out{.batch = load_stats(load)};
   layer.recent.mul_(1.0 - 1.0 / static_cast<double>(options_.window)).add_(load);
   layer.idle.add_(1).mul_(load == 0);
-  out.windowed_max_vio = load_stats(layer.recent).max_vio;
+  const LoadStats windowed = load_stats(layer.recent);
+  out.windowed_max_vio = windowed.max_vio;
+  out.windowed_entropy = windowed.entropy;
   out.windowed_dead = (layer.idle >= options_.window).sum().item<int64_t>();
   return out;
 }
 
-void Balancer::raise_alarms(Layer& layer, const LayerBalance& balance, std::vector<std::string>& alarms) {
+void Balancer::raise_alarms(Layer& layer, const LayerBalance& balance, BalanceReport& report) const {
   auto* in_a_row = layer.alarm.mutable_data_ptr<int64_t>();
   const auto experts = static_cast<double>(layer.experts());
-  const bool uneven = options_.alarm_max_vio > 0 && balance.windowed_max_vio > options_.alarm_max_vio;
-  const bool dead = options_.alarm_dead_share > 0 &&
-                    static_cast<double>(balance.windowed_dead) > options_.alarm_dead_share * experts;
-  in_a_row[0] = uneven ? in_a_row[0] + 1 : 0;
-  in_a_row[1] = dead ? in_a_row[1] + 1 : 0;
-  // Repeated once every alarm_steps while it lasts.
-  if (uneven && in_a_row[0] % options_.alarm_steps == 0)
-    alarms.push_back(fmt::format("{}: MaxVio {:.2f} over the last {} steps, above {} for {} steps",
-                                 layer.name, balance.windowed_max_vio, options_.window,
-                                 options_.alarm_max_vio, in_a_row[0]));
-  if (dead && in_a_row[1] % options_.alarm_steps == 0)
-    alarms.push_back(fmt::format("{}: {} of {} experts had no token for {} steps, so for {} steps",
-                                 layer.name, balance.windowed_dead, layer.experts(), options_.window,
-                                 in_a_row[1]));
+  const auto watch = [&](size_t which, bool beyond, const std::string& what) {
+    in_a_row[which] = beyond ? in_a_row[which] + 1 : 0;
+    if (in_a_row[which] < options_.alarm_steps) return;
+    report.alarms.push_back(fmt::format("{}: {}, for {} steps", layer.name, what, in_a_row[which]));
+    report.remind |= in_a_row[which] % options_.alarm_steps == 0;
+  };
+  watch(0, options_.alarm_max_vio > 0 && balance.windowed_max_vio > options_.alarm_max_vio,
+        fmt::format("MaxVio {:.2f} over the last {} steps, above {}", balance.windowed_max_vio,
+                    options_.window, options_.alarm_max_vio));
+  watch(1,
+        options_.alarm_dead_share > 0 &&
+            static_cast<double>(balance.windowed_dead) > options_.alarm_dead_share * experts,
+        fmt::format("{} of {} experts without a token in the last {} steps", balance.windowed_dead,
+                    layer.experts(), options_.window));
+  watch(2, balance.windowed_entropy < options_.alarm_entropy,
+        fmt::format("the router has collapsed: entropy {:.2f} of its largest value, below {}",
+                    balance.windowed_entropy, options_.alarm_entropy));
 }
 
 void Balancer::for_each_state(const StateVisitor& visit) {

@@ -59,21 +59,23 @@ struct LayerBalance {
   LoadStats batch;              // this step's global batch
   double windowed_max_vio = 0;  // of the load averaged over about `window` steps
   int64_t windowed_dead = 0;    // experts without a token for `window` steps
+  double windowed_entropy = 1;  // of the same load as windowed_max_vio
   double flip_rate = 0;         // share of the probe tokens' k choices that differ under the new bias
 };
 
 struct BalanceReport {
   std::vector<LayerBalance> layers;
-  std::vector<std::string> alarms;  // one line each, to be logged
+  std::vector<std::string> alarms;  // conditions that have lasted for alarm_steps, one line each
+  bool remind = false;              // some of them since a multiple of alarm_steps: time to log them (again)
   double max_vio() const;           // largest over the layers
   int64_t dead_experts() const;     // largest over the layers
 };
 
 class Balancer {
  public:
-  // Sums a tensor in place over the ranks that hold other tokens (data ranks): called once a step for each
-  // statistic.
-  using Reduce = std::function<void(at::Tensor&)>;
+  // Sums tensors in place over the ranks that hold other tokens (data ranks): called once a step for all
+  // statistics.
+  using Reduce = std::function<void(const std::vector<at::Tensor>&)>;
 
   explicit Balancer(const BalanceOptions& options) : options_(options) {}
 
@@ -109,13 +111,13 @@ class Balancer {
     at::Tensor probe;   // [P, E] scores of the step's first tokens
     at::Tensor recent;  // [E] fp64 load, decayed by 1 - 1/window a step
     at::Tensor idle;    // [E] int64 steps since the last token
-    at::Tensor alarm;   // [2] int64 steps in a row above the limits: MaxVio, dead experts
+    at::Tensor alarm;   // [3] int64 steps in a row beyond the limits: MaxVio, dead experts, entropy
     int64_t experts() const { return bias.size(0); }
   };
 
   void update_bias(Layer& layer, int64_t batch_tokens);
   LayerBalance measure(Layer& layer);
-  void raise_alarms(Layer& layer, const LayerBalance& balance, std::vector<std::string>& alarms);
+  void raise_alarms(Layer& layer, const LayerBalance& balance, BalanceReport& report) const;
 
   BalanceOptions options_;
   std::vector<Layer> layers_;

@@ -121,13 +121,15 @@ OptimizerStep Optimizer::gather_gradients() {
     owners.push_back(i);
   }
   OptimizerStep out;
+  out.norms.assign(slots_.size(), 0.0);
   if (grads.empty()) return out;
   std::vector<at::Tensor> norms = at::_foreach_norm(grads, 2);
   for (at::Tensor& norm : norms) norm = norm.to(at::kDouble);
   const at::Tensor all = at::stack(norms).to(at::kCPU);
   out.grad_norm = all.norm().item<double>();
+  const auto* values = all.const_data_ptr<double>();
+  for (size_t i = 0; i < owners.size(); ++i) out.norms[owners[i]] = values[i];
   if (!std::isfinite(out.grad_norm)) {
-    const auto* values = all.const_data_ptr<double>();
     size_t i = 0;
     while (i + 1 < owners.size() && std::isfinite(values[i])) ++i;
     out.applied = false;
@@ -139,9 +141,15 @@ OptimizerStep Optimizer::gather_gradients() {
   return out;
 }
 
-OptimizerStep Optimizer::step(double lr_multiplier) {
+void Optimizer::set_gradient(std::string_view name, const at::Tensor& grad) {
+  const auto found = by_name_.find(name);
+  if (found != by_name_.end()) slots_[found->second].param.grad = grad;
+}
+
+OptimizerStep Optimizer::step(double lr_multiplier, const Accept& accept) {
   at::NoGradGuard no_grad;
-  const OptimizerStep out = gather_gradients();
+  OptimizerStep out = gather_gradients();
+  if (out.applied && accept && !accept(out)) out.applied = false;
   if (!out.applied) return out;
   for (const Batch& batch : batches_) muon_step(batch, options_.muon_lr * lr_multiplier);
   std::set<double> decays;

@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -41,9 +42,10 @@ struct OptimizerRule {
 };
 
 struct OptimizerStep {
-  double grad_norm = 0;    // global, before clipping
-  bool applied = true;     // false: the norm is not finite and nothing was changed
-  std::string not_finite;  // the first parameter with a gradient that is not finite
+  double grad_norm = 0;       // global, before clipping
+  std::vector<double> norms;  // of each parameter's gradient in the order of rules(), 0 where it has none
+  bool applied = true;        // false: the norm is not finite, or the caller refused; nothing was changed
+  std::string not_finite;     // the first parameter with a gradient that is not finite
 };
 
 class Optimizer {
@@ -52,9 +54,14 @@ class Optimizer {
   Optimizer(const OptimizerOptions& options, std::vector<OptimizerParam> params,
             int64_t batch_elements = int64_t{1} << 24);
 
-  // One step at `lr_multiplier` times the peak rates. A parameter without a gradient (grad undefined) is left
-  // alone. Gradients are only read; clipping scales what is read.
-  OptimizerStep step(double lr_multiplier);
+  // One step at `lr_multiplier` times the peak rates, unless `accept` refuses the norms. A parameter without
+  // a gradient (grad undefined) is left alone. Gradients are only read; clipping scales what is read.
+  using Accept = std::function<bool(const OptimizerStep& measured)>;
+  OptimizerStep step(double lr_multiplier, const Accept& accept = {});
+
+  // What the following steps read as the gradient of `name`, as OptimizerParam::grad. A parameter that no
+  // step moves (the router's bias) is passed over.
+  void set_gradient(std::string_view name, const at::Tensor& grad);
 
   // Multiplies row i of the weight `name` by factors[i], in the master and in the model's copy.
   void scale_rows(std::string_view name, const at::Tensor& factors);

@@ -124,6 +124,7 @@ void visit(Fields& f, BalanceOptions& o) {
   f.value("window", o.window, kAtLeastOne);
   f.value("alarm_max_vio", o.alarm_max_vio, kNotNegative);
   f.value("alarm_dead_share", o.alarm_dead_share, kShare);
+  f.value("alarm_entropy", o.alarm_entropy, kShare);
   f.value("alarm_steps", o.alarm_steps, kAtLeastOne);
   f.require(o.ema < 1, "ema", "expected a number below 1, got 1: the bias would never move");
 }
@@ -137,10 +138,17 @@ void visit(Fields& f, TrainOptions& o) {
   f.choice("dtype", o.dtype, {"f32", "bf16"});
   f.choice("recompute", o.recompute, {"none", "block"});
   f.value("micro_batch_tokens", o.micro_batch_tokens, kNotNegative);
-  f.choice("nan_policy", o.nan_policy, {"stop", "skip"});
+  f.choice("nan_policy", o.nan_policy, {"stop", "skip", "roll_back"});
+  f.choice("spike_policy", o.spike_policy, {"stop", "skip", "roll_back"});
+  f.value("spike_nats", o.spike_nats, kNotNegative);
+  f.value("fault_limit", o.fault_limit, kAtLeastOne);
   f.value("minutes", o.minutes, kNotNegative);
   f.value("time_limit_s", o.time_limit_s, kNotNegative);
   f.value("tensorboard", o.tensorboard);
+}
+
+void visit(Fields& f, DistOptions& o) {
+  f.value("timeout_s", o.timeout_s, kPositive);
 }
 
 void visit(Fields& f, Recipe& r) {
@@ -157,6 +165,7 @@ void visit(Fields& f, Recipe& r) {
   f.table("checkpoint", [&](Fields& g) { visit(g, r.checkpoint); });
   f.table("eval", [&](Fields& g) { visit(g, r.eval); });
   f.table("train", [&](Fields& g) { visit(g, r.train); });
+  f.table("dist", [&](Fields& g) { visit(g, r.dist); });
   check_across(f, r);
 }
 

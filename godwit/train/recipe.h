@@ -56,6 +56,8 @@ struct BalanceOptions {
   int64_t window = 32;                // steps of the windowed load statistics
   double alarm_max_vio = 10;       // windowed MaxVio of any layer above this for alarm_steps: warn; 0 = off
   double alarm_dead_share = 0.25;  // the same for the share of experts without a token in the window; 0 = off
+  double alarm_entropy =
+      0.5;  // the same for the entropy of the windowed load, as a share of its largest value; 0 = off
   int64_t alarm_steps = 20;
   bool operator==(const BalanceOptions&) const = default;
 };
@@ -90,17 +92,27 @@ struct EvalOptions {
 
 enum class Recompute { kNone, kBlock };
 enum class TrainDtype { kF32, kBf16 };
-enum class NanPolicy { kStop, kSkip };
+enum class FaultPolicy { kStop, kSkip, kRollBack };
 
 struct TrainOptions {
   TrainDtype dtype = TrainDtype::kF32;  // of weights and activations; the optimiser keeps fp32 masters
   Recompute recompute = Recompute::kNone;
-  int64_t micro_batch_tokens = 0;  // 0 = the whole batch at once
-  NanPolicy nan_policy = NanPolicy::kStop;
+  int64_t micro_batch_tokens = 0;               // 0 = the whole batch at once
+  FaultPolicy nan_policy = FaultPolicy::kStop;  // a loss or gradient that is not finite
+  FaultPolicy spike_policy =
+      FaultPolicy::kSkip;  // a loss more than spike_nats above the mean of the last 20 steps
+  double spike_nats = 0;   // 0 = off
+  int64_t fault_limit =
+      10;              // stop after so many skipped steps in a row, or so many returns to one checkpoint
   double minutes = 0;  // fit the schedule into this time; 0 = off, the run is a pure function of its seed
   double time_limit_s = 0;  // checkpoint and stop after this long; never changes the schedule; 0 = off
   bool tensorboard = true;
   bool operator==(const TrainOptions&) const = default;
+};
+
+struct DistOptions {
+  double timeout_s = 60;  // a rank that died or hangs is noticed within this time
+  bool operator==(const DistOptions&) const = default;
 };
 
 struct Recipe {
@@ -117,6 +129,7 @@ struct Recipe {
   CheckpointOptions checkpoint;
   EvalOptions eval;
   TrainOptions train;
+  DistOptions dist;
   bool operator==(const Recipe&) const = default;
 };
 
@@ -127,6 +140,7 @@ void visit(Fields& f, ScheduleOptions& o);
 void visit(Fields& f, BalanceOptions& o);
 void visit(Fields& f, CheckpointOptions& o);
 void visit(Fields& f, TrainOptions& o);
+void visit(Fields& f, DistOptions& o);
 void visit(Fields& f, Recipe& recipe);
 
 // Throws Error naming file, line and key.

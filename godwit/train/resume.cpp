@@ -16,9 +16,15 @@ Pairs flatten(Recipe recipe) {
 }
 
 bool is_honoured(std::string_view key) {
-  constexpr std::string_view kWhole[] = {"out", "tokenizer", "train.time_limit_s", "train.tensorboard",
-                                         "train.nan_policy"};
-  constexpr std::string_view kBegins[] = {"checkpoint.", "eval.", "balance.alarm_"};
+  constexpr std::string_view kWhole[] = {"out",
+                                         "tokenizer",
+                                         "train.time_limit_s",
+                                         "train.tensorboard",
+                                         "train.nan_policy",
+                                         "train.spike_policy",
+                                         "train.spike_nats",
+                                         "train.fault_limit"};
+  constexpr std::string_view kBegins[] = {"checkpoint.", "eval.", "balance.alarm_", "dist."};
   return std::ranges::find(kWhole, key) != std::end(kWhole) ||
          std::ranges::any_of(kBegins, [&](std::string_view begin) { return key.starts_with(begin); }) ||
          (key.starts_with("stage.") && key.ends_with(".gate"));

@@ -1,6 +1,7 @@
 #include "godwit/train/step.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 
@@ -27,18 +28,28 @@ void append(data::PackedBatch& to, const data::PackedBatch& from) {
   for (size_t n = 1; n < from.cu_seqlens.size(); ++n) to.cu_seqlens.push_back(from.cu_seqlens[n] + shift);
 }
 
-// The sequences of one step, `rows` to a micro-batch.
-std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, int64_t step,
-                                             int64_t micro_tokens) {
+// The rank's share of the sequences of one batch, a run of them, `rows` to a micro-batch. The first ranks
+// have one more where they do not come out even; with fewer sequences than ranks the last ones have none.
+std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, int64_t batch,
+                                             int64_t micro_tokens, const dist::Group& group) {
   const data::LoaderOptions& o = loader.options();
-  const int64_t rows =
-      micro_tokens > 0 ? std::max<int64_t>(1, micro_tokens / o.sequence_length) : o.batch_sequences;
+  const int64_t each = o.batch_sequences / group.size(), more = o.batch_sequences % group.size();
+  const int64_t first = group.rank() * each + std::min(group.rank(), more);
+  const int64_t count = each + (group.rank() < more ? 1 : 0);
+  const int64_t rows = micro_tokens > 0 ? std::max<int64_t>(1, micro_tokens / o.sequence_length) : count;
   std::vector<data::PackedBatch> out;
-  for (int64_t i = 0; i < o.batch_sequences; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     if (i % rows == 0) out.emplace_back();
-    append(out.back(), loader.sequence(static_cast<uint64_t>(step * o.batch_sequences + i)));
+    append(out.back(), loader.sequence(static_cast<uint64_t>(batch * o.batch_sequences + first + i)));
   }
   return out;
+}
+
+int64_t count_targets(const std::vector<data::PackedBatch>& batches) {
+  int64_t targets = 0;
+  for (const data::PackedBatch& batch : batches)
+    for (const int64_t target : batch.targets) targets += target != data::kNoTarget;
+  return targets;
 }
 
 // Ends a step early: a forward that is not finite has no meaningful routing, so nothing after it is computed.
@@ -50,17 +61,30 @@ bool has_router_loss(const BalanceOptions& o) {
   return (o.method == BalanceMethod::kAuxLoss && o.aux_coefficient > 0) || o.entropy_regularisation > 0;
 }
 
+bool all_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor).all().item<bool>();
+}
+
+// Autograd adds up gradients in the weights' own dtype: enough for these, too coarse for bf16.
+bool sums_exactly(const at::Tensor& value) {
+  return value.scalar_type() == at::kFloat || value.scalar_type() == at::kDouble;
+}
+
 }  // namespace
 
 TrainStep::TrainStep(const Recipe& recipe, const ModelConfig& config, ModelWeights& weights,
-                     at::Device device)
+                     at::Device device, dist::Group& group)
     : recipe_(recipe),
       config_(config),
       weights_(weights),
       device_(device),
+      group_(group),
       optimizer_(recipe.optimizer, optimizer_params(config, weights)),
       balancer_(recipe.balance),
       moe_index_(config.layers, -1) {
+  for_each_param(config, weights, [&](const ParamInfo& info, at::Tensor& value) {
+    params_.push_back({.name = info.name, .value = value, .grad = {}});
+  });
   for (int64_t i = 0; i < config.layers; ++i) {
     if (!config.is_moe(i)) continue;
     moe_index_[i] = static_cast<int64_t>(balancer_.layers());
@@ -69,95 +93,215 @@ TrainStep::TrainStep(const Recipe& recipe, const ModelConfig& config, ModelWeigh
   }
 }
 
-double TrainStep::forward_backward(const ModelConfig& config, const std::vector<data::PackedBatch>& batches,
-                                   StepResult& result) {
-  int64_t targets = 0;
-  for (const data::PackedBatch& batch : batches) {
-    result.tokens += static_cast<int64_t>(batch.ids.size());
-    for (const int64_t target : batch.targets) targets += target != data::kNoTarget;
-  }
-  check(targets > 0, "a training batch without any target");
+ForwardOptions TrainStep::forward_options(int64_t batch_tokens) {
   ForwardOptions options;
   options.recompute = recipe_.train.recompute == Recompute::kBlock;
-  options.on_router = [&](const RouterTrace& t) {
-    if (!at::isfinite(t.cutoff).all().item<bool>()) {
-      throw NotFinite{"the router's scores of layer " + std::to_string(t.layer)};
+  options.on_router = [this](const RouterTrace& t) {
+    if (!all_finite(t.cutoff)) {
+      throw NotFinite{"the router's scores of layer " + std::to_string(t.layer) + " are not finite"};
     }
     balancer_.observe(moe_index_[t.layer], t.experts, t.scores, t.cutoff);
   };
   if (has_router_loss(recipe_.balance)) {
-    options.router_loss = [&](const RouterTrace& t) {
-      return balance_loss(recipe_.balance, t.logits, t.experts, t.cu_seqlens, result.tokens);
+    options.router_loss = [this, batch_tokens](const RouterTrace& t) {
+      return balance_loss(recipe_.balance, t.logits, t.experts, t.cu_seqlens, batch_tokens);
     };
   }
   if (recipe_.optimizer.qk_clip > 0) {
     options.qk_limit = recipe_.optimizer.qk_clip;
-    options.on_max_logit = [&](int64_t layer, const at::Tensor& m) {
+    options.on_max_logit = [this](int64_t layer, const at::Tensor& m) {
       at::Tensor& largest = max_logits_[layer];
       largest = largest.defined() ? at::maximum(largest, m) : m;
     };
   }
+  return options;
+}
+
+// This rank's part of the loss.
+double TrainStep::forward_backward(const ModelConfig& config, const MicroBatches& batches,
+                                   StepResult& result) {
+  const double targets = group_.sum(std::vector<double>{static_cast<double>(count_targets(batches))})[0];
+  check(targets > 0, "a training batch without any target");
+  ForwardOptions options = forward_options(result.tokens);
   std::vector<at::Tensor> squares;
   double loss_sum = 0;
-  for (const data::PackedBatch& batch : batches) {
-    const DeviceBatch b = to_device(batch, device_);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const DeviceBatch b = to_device(batches[i], device_);
     options.on_layer = nullptr;
-    if (squares.empty()) {
+    if (i == 0) {
       options.on_layer = [&](int64_t, const at::Tensor& stream) {
         squares.push_back(stream.to(at::kFloat).square().mean());
       };
     }
     const at::Tensor hidden = forward_hidden(config, weights_, b.packed, nullptr, options);
-    const at::Tensor weight =
-        at::full({hidden.size(0)}, 1.0 / static_cast<double>(targets), hidden.options().dtype(at::kFloat));
+    const at::Tensor weight = at::full({hidden.size(0)}, 1.0 / targets, hidden.options().dtype(at::kFloat));
     const at::Tensor loss =
         std::get<0>(ops::linear_cross_entropy(hidden, head_weight(config, weights_), b.targets, weight));
     loss.backward();
     loss_sum += loss.item<double>();
+    collect_gradients(/*more=*/i + 1 < batches.size() || group_.size() > 1);
   }
   for (const at::Tensor& square : squares) result.activation_rms.push_back(std::sqrt(square.item<double>()));
   return loss_sum;
 }
 
+// Moves what a backward left on the weights to where it is added up. `more`: something will be added to it.
+void TrainStep::collect_gradients(bool more) {
+  const at::NoGradGuard no_grad;
+  for (Param& param : params_) {
+    at::Tensor& fresh = param.value.mutable_grad();
+    if (!fresh.defined()) continue;
+    if (sums_exactly(param.value)) {
+      param.grad = fresh;  // the next backward adds to it
+      continue;
+    }
+    if (param.grad.defined())
+      param.grad.add_(fresh);
+    else
+      param.grad = more ? fresh.to(at::kFloat) : fresh;
+    fresh = at::Tensor();
+  }
+}
+
+// Over the ranks, with the loss. A parameter has a gradient when any rank has one.
+void TrainStep::sum_gradients(double& loss) {
+  if (group_.size() == 1) return;
+  std::vector<double> head = {loss};
+  for (const Param& param : params_) head.push_back(param.grad.defined() ? 1 : 0);
+  head = group_.sum(head);
+  loss = head[0];
+  std::vector<at::Tensor> grads;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Param& param = params_[i];
+    if (head[i + 1] == 0) continue;
+    const at::ScalarType type = sums_exactly(param.value) ? param.value.scalar_type() : at::kFloat;
+    if (!param.grad.defined()) param.grad = at::zeros_like(param.value, param.value.options().dtype(type));
+    grads.push_back(param.grad);
+  }
+  group_.sum(grads);
+}
+
+// Where a forward of this rank's batches first leaves the finite numbers.
+std::string TrainStep::first_not_finite(const ModelConfig& config, const MicroBatches& batches) {
+  const at::NoGradGuard no_grad;
+  for (const Param& param : params_)
+    if (!all_finite(param.value)) return "the weight " + param.name + " is not finite";
+  int64_t layer = -1;
+  ForwardOptions options;
+  options.on_layer = [&](int64_t i, const at::Tensor& stream) {
+    if (layer < 0 && !all_finite(stream)) layer = i;
+  };
+  for (const data::PackedBatch& batch : batches) {
+    forward_hidden(config, weights_, to_device(batch, device_).packed, nullptr, options);
+    if (layer >= 0) return "the output of layer " + std::to_string(layer) + " is not finite";
+  }
+  return "every weight and layer output is finite";
+}
+
+std::vector<std::pair<std::string, at::Tensor>> TrainStep::gradients() const {
+  std::vector<std::pair<std::string, at::Tensor>> out;
+  for (const Param& param : params_) out.emplace_back(param.name, param.grad);
+  return out;
+}
+
+// The gradient that has grown most over its usual norm.
+std::string TrainStep::largest_change(const std::vector<double>& norms) const {
+  const std::vector<OptimizerRule> rules = optimizer_.rules();
+  size_t worst = 0;
+  double most = -1;
+  for (size_t i = 0; i < norms.size(); ++i) {
+    const double usual = i < usual_norms_.size() ? usual_norms_[i] : 0.0;
+    const double ratio = usual > 0 ? norms[i] / usual : 0.0;
+    if (ratio > most) most = ratio, worst = i;
+  }
+  if (norms.empty()) return "there is no gradient";
+  return fmt::format("the gradient of {} has grown most: its norm is {:.3g}, {:.1f} times the usual",
+                     rules[worst].name, norms[worst], most);
+}
+
+void TrainStep::remember_norms(const std::vector<double>& norms) {
+  constexpr double kKeep = 0.95;
+  if (usual_norms_.empty()) usual_norms_ = norms;
+  for (size_t i = 0; i < norms.size(); ++i)
+    usual_norms_[i] = kKeep * usual_norms_[i] + (1 - kKeep) * norms[i];
+}
+
 void TrainStep::clip_logits(StepResult& result) {
   const MlaConfig& m = config_.mla;
-  const MlaHeadDims dims{.heads = m.heads, .nope = m.nope_dim, .rope = m.rope_dim, .value = m.v_dim};
+  if (recipe_.optimizer.qk_clip <= 0) return;
+  std::vector<int64_t> layers;
+  std::vector<at::Tensor> largest;
   for (int64_t i = 0; i < config_.layers; ++i) {
-    if (!max_logits_[i].defined()) continue;
-    result.max_logit = std::max(result.max_logit, max_logits_[i].max().item<double>());
-    const QkClipFactors factors =
-        qk_clip_factors(max_logits_[i].to(at::kCPU), dims, recipe_.optimizer.qk_clip);
+    if (!weights_.layers[i].mla) continue;
+    layers.push_back(i);
+    const at::Tensor none = at::zeros({m.heads}, at::kFloat);  // a rank without sequences
+    largest.push_back(max_logits_[i].defined() ? max_logits_[i].to(at::kCPU, at::kFloat) : none);
+  }
+  if (layers.empty()) return;
+  at::Tensor all = at::stack(largest);
+  group_.max(all);
+  const MlaHeadDims dims{.heads = m.heads, .nope = m.nope_dim, .rope = m.rope_dim, .value = m.v_dim};
+  for (size_t n = 0; n < layers.size(); ++n) {
+    const at::Tensor largest_H = all.select(0, static_cast<int64_t>(n));
+    result.max_logit = std::max(result.max_logit, largest_H.max().item<double>());
+    const QkClipFactors factors = qk_clip_factors(largest_H, dims, recipe_.optimizer.qk_clip);
     if (factors.clipped == 0) continue;
     result.clipped_heads += factors.clipped;
-    const std::string attn = config_.prefix() + "model.layers." + std::to_string(i) + ".self_attn.";
+    const std::string attn = config_.prefix() + "model.layers." + std::to_string(layers[n]) + ".self_attn.";
     optimizer_.scale_rows(attn + (m.q_lora_rank > 0 ? "q_b_proj.weight" : "q_proj.weight"), factors.q_rows);
     optimizer_.scale_rows(attn + "kv_b_proj.weight", factors.kv_rows);
   }
 }
 
-StepResult TrainStep::run(const ModelConfig& stage_config, const data::PackedLoader& loader, int64_t step,
-                          double lr_multiplier) {
+// The update, unless the gradient is not finite or the loss is a spike.
+void TrainStep::apply(const StepInput& input, StepResult& result) {
+  for (const Param& param : params_) optimizer_.set_gradient(param.name, param.grad);
+  const bool spike = result.loss > input.expected_loss + input.spike_nats;
+  const OptimizerStep done =
+      optimizer_.step(input.lr_multiplier, [&](const OptimizerStep&) { return !spike; });
+  result.grad_norm = done.grad_norm;
+  if (!done.not_finite.empty()) {
+    result.fault = StepFault::kNotFinite;
+    result.what = "the gradient of " + done.not_finite + " is not finite";
+  } else if (spike) {
+    result.fault = StepFault::kSpike;
+    result.what = fmt::format("the loss is {:.4f}, {:.4f} above that of the last steps; {}", result.loss,
+                              result.loss - input.expected_loss, largest_change(done.norms));
+  } else {
+    remember_norms(done.norms);
+  }
+}
+
+StepResult TrainStep::run(const StepInput& input) {
   StepResult result;
+  result.tokens = input.loader.options().batch_sequences * input.loader.options().sequence_length;
   max_logits_.assign(config_.layers, {});
   balancer_.begin_step();
-  for_each_param(config_, weights_,
-                 [](const ParamInfo&, at::Tensor& value) { value.mutable_grad() = at::Tensor(); });
+  for (Param& param : params_) {
+    param.value.mutable_grad() = at::Tensor();
+    param.grad = at::Tensor();
+  }
+  const auto batches = micro_batches(input.loader, input.batch, recipe_.train.micro_batch_tokens, group_);
+  std::optional<std::string> fault;
   try {
-    const auto batches = micro_batches(loader, step, recipe_.train.micro_batch_tokens);
-    result.loss = forward_backward(stage_config, batches, result);
-    if (!std::isfinite(result.loss)) throw NotFinite{"the loss"};
-  } catch (const NotFinite& fault) {
-    result.applied = false;
-    result.not_finite = fault.what;
+    result.loss = forward_backward(input.config, batches, result);
+    if (!std::isfinite(result.loss)) throw NotFinite{"the loss is not finite"};
+  } catch (const NotFinite& found) {
+    fault = found.what + ": " + first_not_finite(input.config, batches);
+  }
+  fault = group_.first(fault);
+  if (fault) {
+    result.loss = std::numeric_limits<double>::quiet_NaN();
+    result.fault = StepFault::kNotFinite;
+    result.what = *fault;
     return result;
   }
-  const OptimizerStep done = optimizer_.step(lr_multiplier);
-  result.grad_norm = done.grad_norm;
-  result.applied = done.applied;
-  if (!done.applied) result.not_finite = "the gradient of " + done.not_finite;
-  if (!done.applied) return result;
+  sum_gradients(result.loss);
+  apply(input, result);
+  if (result.fault != StepFault::kNone) return result;
   clip_logits(result);
-  result.balance = balancer_.end_step(result.tokens);
+  result.balance = balancer_.end_step(result.tokens,
+                                      [this](const std::vector<at::Tensor>& counts) { group_.sum(counts); });
   return result;
 }
 

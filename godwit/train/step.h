@@ -1,11 +1,16 @@
-// One optimiser step: micro-batches forward and backward, clipping, Muon and AdamW, QK-Clip, expert balance.
+// One optimiser step: micro-batches forward and backward, the sum over the ranks, clipping, Muon and AdamW,
+// QK-Clip, expert balance. All ranks of the group make it together, each with its share of the sequences, and
+// end with the same weights.
 #pragma once
 
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "godwit/data/loader.h"
+#include "godwit/dist/group.h"
 #include "godwit/model/forward.h"
 #include "godwit/train/balance.h"
 #include "godwit/train/optimizer.h"
@@ -13,42 +18,69 @@
 
 namespace godwit {
 
+enum class StepFault { kNone, kNotFinite, kSpike };
+
 struct StepResult {
-  double loss = 0;  // nats a token, mean over the batch's targets
+  double loss = 0;  // nats a token, mean over the global batch's targets
   double grad_norm = 0;
-  int64_t tokens = 0;
-  bool applied = true;     // false: not finite, nothing changed
-  std::string not_finite;  // what was not finite first, for a message
+  int64_t tokens = 0;                  // of the global batch
+  StepFault fault = StepFault::kNone;  // any other: nothing changed
+  std::string what;                    // the fault in words: which layer, which tensor
   BalanceReport balance;
   double max_logit = 0;  // largest attention logit (or its bound, where that is below the limit)
   int64_t clipped_heads = 0;
-  std::vector<double> activation_rms;  // of the residual stream after each layer, first micro-batch
+  std::vector<double>
+      activation_rms;  // of the residual stream after each layer, this rank's first micro-batch
+};
+
+struct StepInput {
+  const ModelConfig& config;  // the stage's
+  const data::PackedLoader& loader;
+  int64_t batch = 0;  // of the stage
+  double lr_multiplier = 1;
+  double expected_loss = 0,
+         spike_nats = std::numeric_limits<double>::infinity();  // a loss above their sum is a spike
 };
 
 class TrainStep {
  public:
-  TrainStep(const Recipe& recipe, const ModelConfig& config, ModelWeights& weights, at::Device device);
+  TrainStep(const Recipe& recipe, const ModelConfig& config, ModelWeights& weights, at::Device device,
+            dist::Group& group);
 
-  // Step `step` of a stage (counted inside it).
-  StepResult run(const ModelConfig& stage_config, const data::PackedLoader& loader, int64_t step,
-                 double lr_multiplier);
+  StepResult run(const StepInput& input);
 
+  // Of the last step, summed over the ranks, by the names of for_each_param; undefined where there is none.
+  std::vector<std::pair<std::string, at::Tensor>> gradients() const;
   Optimizer& optimizer() { return optimizer_; }
   Balancer& balancer() { return balancer_; }
 
  private:
-  double forward_backward(const ModelConfig& config, const std::vector<data::PackedBatch>& micro_batches,
-                          StepResult& result);
+  using MicroBatches = std::vector<data::PackedBatch>;
+  struct Param {
+    std::string name;
+    at::Tensor value, grad;
+  };
+  ForwardOptions forward_options(int64_t batch_tokens);
+  double forward_backward(const ModelConfig& config, const MicroBatches& batches, StepResult& result);
+  void collect_gradients(bool more);
+  void sum_gradients(double& loss);
+  std::string first_not_finite(const ModelConfig& config, const MicroBatches& batches);
+  std::string largest_change(const std::vector<double>& norms) const;
+  void remember_norms(const std::vector<double>& norms);
+  void apply(const StepInput& input, StepResult& result);
   void clip_logits(StepResult& result);
 
   const Recipe& recipe_;
   const ModelConfig& config_;
   ModelWeights& weights_;
   at::Device device_;
+  dist::Group& group_;
+  std::vector<Param> params_;  // in the order of for_each_param
   Optimizer optimizer_;
   Balancer balancer_;
   std::vector<int64_t> moe_index_;      // [layers] balancer's layer, -1 for dense
   std::vector<at::Tensor> max_logits_;  // [layers] of this step, undefined for KDA
+  std::vector<double> usual_norms_;     // of each parameter's gradient, a running mean; for messages only
 };
 
 }  // namespace godwit

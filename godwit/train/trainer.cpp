@@ -8,6 +8,7 @@
 #include <csignal>
 #include <deque>
 #include <numeric>
+#include <optional>
 
 #include "godwit/base/check.h"
 #include "godwit/base/log.h"
@@ -16,6 +17,7 @@
 #include "godwit/model/checkpoint.h"
 #include "godwit/train/checkpoint.h"
 #include "godwit/train/metrics.h"
+#include "godwit/train/position.h"
 #include "godwit/train/resume.h"
 #include "godwit/train/schedule.h"
 #include "godwit/train/setup.h"
@@ -62,46 +64,63 @@ void remember(std::deque<double>& values, double value) {
 
 class Run {
  public:
-  Run(const Recipe& recipe, const RunOptions& options)
+  Run(const Recipe& recipe, const RunOptions& options, dist::Group& group)
       : recipe_(recipe),
         options_(options),
+        group_(group),
         out_(recipe.out),
         data_(open_data(recipe)),
         config_(resolve_model(recipe, data_)),
         plan_(plan_stages(recipe)),
         weights_(initial_weights()),
-        step_(recipe_, config_, weights_, options.device),
+        step_(recipe_, config_, weights_, options.device, group),
         metrics_({.directory = out_, .tensorboard = recipe.train.tensorboard}) {
     set_requires_grad(config_, weights_, true);
+    at_.passed_over.assign(recipe.stages.size(), 0);
   }
 
   RunSummary run();
 
  private:
+  enum class Outcome { kMade, kSkipped, kRolledBack };
+
   ModelWeights initial_weights();
   void prepare_directory();
-  void resume();
+  bool load_checkpoint();
+  void share_state();
   void check_same_recipe(const Recipe& saved);
-  void run_stage(size_t stage);
-  void one_step(size_t stage, const data::PackedLoader& loader, const ModelConfig& config, int64_t local);
-  void begin_row(size_t stage, double multiplier, const StepResult& result, double seconds);
-  void evaluate_into_row(size_t stage, bool run_ends);
-  void check_gate(size_t stage);
+  void run_stage();
+  Outcome one_step(const data::PackedLoader& loader, const ModelConfig& config);
+  Outcome handle_fault(const StepResult& result);
+  void roll_back(int64_t next_batch, size_t stage);
+  void begin_row(double multiplier, const StepResult& result, double seconds);
+  void finish_row(bool run_ends);
+  std::string progress_text(const StepResult& result) const;
+  void check_gate();
   HeldOutLoss evaluate(int64_t context, int64_t max_tokens);
-  void save(size_t stage, int64_t local);
+  void save();
   void save_model();
   StateMap state();
+
+  const StageOptions& stage() const { return recipe_.stages[at_.stage]; }
+  bool last_stage() const { return at_.stage + 1 == recipe_.stages.size(); }
   double here() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   double elapsed() const { return elapsed_before_ + here(); }
-  double stage_progress(size_t stage, int64_t done) const {
-    return progress_after(plan_[stage], done, elapsed(), recipe_.train.minutes * 60.0);
+  // With a time budget the ranks go by rank 0's clock.
+  double progress_at(int64_t stage_step) const {
+    return progress_after(plan_[at_.stage], stage_step, clock_, recipe_.train.minutes * 60.0);
   }
-  bool asked_to_stop() const {
-    return g_stop || (recipe_.train.time_limit_s > 0 && here() > recipe_.train.time_limit_s);
+  bool stage_ended() {
+    if (recipe_.train.minutes > 0) clock_ = group_.broadcast(std::vector<double>{elapsed()})[0];
+    return progress_at(at_.stage_step) >= plan_[at_.stage].end;
+  }
+  bool asked_to_stop() {
+    return group_.any(g_stop || (recipe_.train.time_limit_s > 0 && here() > recipe_.train.time_limit_s));
   }
 
   const Recipe& recipe_;
   RunOptions options_;
+  dist::Group& group_;
   fs::path out_;
   RunData data_;
   ModelConfig config_;
@@ -110,16 +129,14 @@ class Run {
   TrainStep step_;
   MetricsWriter metrics_;
   RunSummary summary_;
+  RunPosition at_;
   Clock::time_point start_ = Clock::now();
   double elapsed_before_ = 0;  // of the runs that this one resumes
-  size_t first_stage_ = 0;     // where to begin, with the steps done in that stage
-  int64_t first_local_ = 0;
-  int64_t steps_done_ = 0;
-  int64_t tokens_done_ = 0;
-  double gate_reference_ = 0;  // held-out loss at the earlier context when the current stage began
+  double clock_ = 0;           // seconds of the whole run, the same on all ranks
   bool stopped_ = false;
-  nlohmann::json row_;  // of the step that was just made; written when its evaluation is in it
-  std::deque<double> losses_, max_vios_;
+  int64_t skipped_in_a_row_ = 0, returns_ = 0;  // returns: to the newest checkpoint
+  nlohmann::json row_;              // of the step that was just made; written when its evaluation is in it
+  std::optional<ProgressBar> bar_;  // rank 0's
 };
 
 ModelWeights Run::initial_weights() {
@@ -128,14 +145,24 @@ ModelWeights Run::initial_weights() {
   return init_weights(config_, static_cast<uint64_t>(recipe_.seed), options_.device, dtype);
 }
 
+// The run directory is rank 0's alone.
 void Run::prepare_directory() {
-  const bool used = fs::exists(out_ / "metrics.jsonl") || fs::exists(out_ / "checkpoints");
-  check(options_.resume || !used,
-        "{} holds a run already: --resume goes on with it, another `out` starts anew", out_.string());
-  if (options_.resume) resume();
-  io::make_directories(out_);
-  for (const char* name : {"recipe.toml", "model"}) io::remove_temporaries(out_ / name);
-  io::write_file_atomic(out_ / "recipe.toml", to_toml(recipe_));
+  if (group_.root()) {
+    const dist::Group::Busy busy(group_);
+    const bool used = fs::exists(out_ / "metrics.jsonl") || fs::exists(out_ / "checkpoints");
+    check(options_.resume || !used,
+          "{} holds a run already: --resume goes on with it, another `out` starts anew", out_.string());
+    if (options_.resume && load_checkpoint()) {
+      log_info("resuming at step {} (stage {}, step {} of it)", at_.steps, stage().name, at_.stage_step);
+    } else if (options_.resume) {
+      log_info("no checkpoint in {}: starting from the beginning", out_.string());
+      metrics_.truncate_after(0);
+    }
+    io::make_directories(out_);
+    for (const char* name : {"recipe.toml", "model"}) io::remove_temporaries(out_ / name);
+    io::write_file_atomic(out_ / "recipe.toml", to_toml(recipe_));
+  }
+  share_state();
 }
 
 StateMap Run::state() {
@@ -150,6 +177,13 @@ StateMap Run::state() {
       collect_state([&](const StateVisitor& visit) { step_.optimizer().for_each_state(visit); }));
   add("balance.", collect_state([&](const StateVisitor& visit) { step_.balancer().for_each_state(visit); }));
   return all;
+}
+
+// Everything that the next step depends on, from rank 0 to all.
+void Run::share_state() {
+  if (group_.size() == 1) return;
+  at_ = nlohmann::json::parse(group_.broadcast(nlohmann::json(at_).dump())).get<RunPosition>();
+  for (auto& [name, tensor] : state()) group_.broadcast(tensor);
 }
 
 void Run::check_same_recipe(const Recipe& saved) {
@@ -167,13 +201,10 @@ void Run::check_same_recipe(const Recipe& saved) {
     log_info("{}: the recipe differs from the checkpoint's in {}", out_.string(), honoured);
 }
 
-void Run::resume() {
+// The newest checkpoint that verifies, and the metrics up to it. False: there is none.
+bool Run::load_checkpoint() {
   const auto found = load_newest_checkpoint(out_ / "checkpoints");
-  if (!found) {
-    log_info("no checkpoint in {}: starting from the beginning", out_.string());
-    metrics_.truncate_after(0);
-    return;
-  }
+  if (!found) return false;
   check_same_recipe(parse_recipe(found->meta.at("recipe").get<std::string>(), "the checkpoint's recipe"));
   load_state_strict(
       "checkpoint",
@@ -181,43 +212,26 @@ void Run::resume() {
         for (auto& [name, tensor] : state()) visit(name, tensor);
       },
       found->tensors);
-  first_stage_ = found->meta.at("stage").get<size_t>();
-  first_local_ = found->meta.at("stage_step").get<int64_t>();
-  steps_done_ = found->step;
-  tokens_done_ = found->meta.at("tokens").get<int64_t>();
-  elapsed_before_ = found->meta.at("elapsed_s").get<double>();
-  gate_reference_ = found->meta.at("gate_reference").get<double>();
-  for (const double v : found->meta.at("recent_losses")) losses_.push_back(v);
-  for (const double v : found->meta.at("recent_max_vio")) max_vios_.push_back(v);
-  summary_.first_max_vio = found->meta.at("first_max_vio").get<double>();
-  summary_.before.nats_per_token = found->meta.at("before").at("nats_per_token").get<double>();
-  summary_.before.bits_per_byte = found->meta.at("before").at("bits_per_byte").get<double>();
-  summary_.before.tokens = found->meta.at("before").at("tokens").get<int64_t>();
-  metrics_.truncate_after(steps_done_);
-  log_info("resuming at step {} (stage {}, step {} of it)", steps_done_, recipe_.stages[first_stage_].name,
-           first_local_);
+  at_ = found->meta.at("position").get<RunPosition>();
+  elapsed_before_ = std::max(elapsed_before_, at_.elapsed_s - here());
+  metrics_.truncate_after(at_.steps);
+  return true;
 }
 
-void Run::save(size_t stage, int64_t local) {
-  Checkpoint c{.step = steps_done_, .meta = {}, .tensors = state()};
-  c.meta = {{"recipe", to_toml(recipe_)},
-            {"stage", stage},
-            {"stage_step", local},
-            {"tokens", tokens_done_},
-            {"elapsed_s", elapsed()},
-            {"gate_reference", gate_reference_},
-            {"recent_losses", losses_},
-            {"recent_max_vio", max_vios_},
-            {"first_max_vio", summary_.first_max_vio},
-            {"before",
-             {{"nats_per_token", summary_.before.nats_per_token},
-              {"bits_per_byte", summary_.before.bits_per_byte},
-              {"tokens", summary_.before.tokens}}}};
+void Run::save() {
+  returns_ = 0;
+  if (!group_.root()) return;
+  const dist::Group::Busy busy(group_);
+  at_.elapsed_s = elapsed();
+  const Checkpoint c{
+      .step = at_.steps, .meta = {{"recipe", to_toml(recipe_)}, {"position", at_}}, .tensors = state()};
   metrics_.flush();
   save_checkpoint(out_ / "checkpoints", c, recipe_.checkpoint.keep);
 }
 
 void Run::save_model() {
+  if (!group_.root()) return;
+  const dist::Group::Busy busy(group_);
   ModelConfig saved = stage_config(config_, recipe_.stages.back());
   io::AtomicDirectory directory(out_ / "model", io::AtomicDirectory::Existing::kReplace);
   save_weights(saved, weights_, directory.temporary().string());
@@ -230,16 +244,28 @@ void Run::save_model() {
   directory.commit();
 }
 
+// Rank 0 measures, all know (but for the loss by position).
 HeldOutLoss Run::evaluate(int64_t context, int64_t max_tokens) {
   if (data_.held_out.empty()) return {};
-  return held_out_loss(config_, weights_, data_.held_out.front(), context, max_tokens, options_.device);
+  HeldOutLoss held;
+  if (group_.root()) {
+    const dist::Group::Busy busy(group_);
+    held = held_out_loss(config_, weights_, data_.held_out.front(), context, max_tokens, options_.device);
+  }
+  const std::vector<double> shared = group_.broadcast(
+      std::vector<double>{held.nats_per_token, held.bits_per_byte, static_cast<double>(held.tokens)});
+  held.context = context;
+  held.nats_per_token = shared[0];
+  held.bits_per_byte = shared[1];
+  held.tokens = static_cast<int64_t>(shared[2]);
+  return held;
 }
 
-void Run::begin_row(size_t stage, double multiplier, const StepResult& result, double seconds) {
-  row_ = {{"step", steps_done_},
-          {"stage", recipe_.stages[stage].name},
-          {"context", recipe_.stages[stage].context},
-          {"tokens", tokens_done_},
+void Run::begin_row(double multiplier, const StepResult& result, double seconds) {
+  row_ = {{"step", at_.steps},
+          {"stage", stage().name},
+          {"context", stage().context},
+          {"tokens", at_.tokens},
           {"loss", result.loss},
           {"lr", multiplier * recipe_.optimizer.muon_lr},
           {"grad_norm", result.grad_norm},
@@ -255,122 +281,182 @@ void Run::begin_row(size_t stage, double multiplier, const StepResult& result, d
     row_["entropy"].push_back(layer.batch.entropy);
     row_["flip_rate"].push_back(layer.flip_rate);
   }
+  if (!result.balance.alarms.empty()) row_["alarms"] = result.balance.alarms;
+  if (result.fault != StepFault::kNone) row_["skipped"] = result.what;
 }
 
-void Run::one_step(size_t stage, const data::PackedLoader& loader, const ModelConfig& config, int64_t local) {
-  const double multiplier = lr_multiplier(recipe_.schedule, stage_progress(stage, local + 1));
+Run::Outcome Run::one_step(const data::PackedLoader& loader, const ModelConfig& config) {
+  if (options_.before_step) options_.before_step(at_.steps + 1, weights_);
+  const double multiplier = lr_multiplier(recipe_.schedule, progress_at(at_.stage_step + 1));
+  const bool watch = recipe_.train.spike_nats > 0 && at_.recent_losses.size() == kRecentSteps;
+  const int64_t batch = at_.stage_step + at_.passed_over[at_.stage];
   const auto begin = Clock::now();
-  const StepResult result = step_.run(config, loader, local, multiplier);
+  const StepResult result =
+      step_.run({.config = config,
+                 .loader = loader,
+                 .batch = batch,
+                 .lr_multiplier = multiplier,
+                 .expected_loss = watch ? mean(at_.recent_losses) : 0.0,
+                 .spike_nats = watch ? recipe_.train.spike_nats : std::numeric_limits<double>::infinity()});
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  ++steps_done_;
-  tokens_done_ += result.tokens;
-  begin_row(stage, multiplier, result, seconds);
-  if (!result.applied) {
-    check(recipe_.train.nan_policy == NanPolicy::kSkip,
-          "step {} (stage {}): {} is not finite; the newest checkpoint is untouched", steps_done_,
-          recipe_.stages[stage].name, result.not_finite);
-    log_warn("step {}: {} is not finite, the step is skipped", steps_done_, result.not_finite);
-    row_["skipped"] = result.not_finite;
-    return;
+  ++at_.steps;
+  ++at_.stage_step;
+  at_.tokens += result.tokens;
+  if (result.fault != StepFault::kNone) {
+    const Outcome outcome = handle_fault(result);
+    if (outcome == Outcome::kRolledBack) roll_back(batch + 1, at_.stage);
+    if (outcome == Outcome::kSkipped) begin_row(multiplier, result, seconds);
+    return outcome;
   }
-  if (summary_.first_max_vio == 0) summary_.first_max_vio = result.balance.max_vio();
-  remember(losses_, result.loss);
-  remember(max_vios_, result.balance.max_vio());
+  skipped_in_a_row_ = 0;
+  begin_row(multiplier, result, seconds);
+  if (at_.first_max_vio == 0) at_.first_max_vio = result.balance.max_vio();
+  remember(at_.recent_losses, result.loss);
+  remember(at_.recent_max_vio, result.balance.max_vio());
   summary_.dead_experts = 0;
   for (const LayerBalance& layer : result.balance.layers)
     summary_.dead_experts = std::max(summary_.dead_experts, layer.windowed_dead);
-  for (const std::string& alarm : result.balance.alarms) log_warn("step {}: {}", steps_done_, alarm);
+  if (result.balance.remind && group_.root()) {
+    for (const std::string& alarm : result.balance.alarms) log_warn("step {}: {}", at_.steps, alarm);
+  }
+  if (bar_) bar_->update(at_.stage_step, progress_text(result));
+  return Outcome::kMade;
+}
+
+std::string Run::progress_text(const StepResult& result) const {
+  const size_t alarms = result.balance.alarms.size();
+  return fmt::format("loss {:.3f}  MaxVio {:.2f}  {:.0f} tok/s{}", result.loss, result.balance.max_vio(),
+                     row_.at("tokens_per_s").get<double>(),
+                     alarms > 0 ? fmt::format("  ALARM x{}", alarms) : "");
+}
+
+// What the recipe says to do about a step that changed nothing. Throws where the run is to stop.
+Run::Outcome Run::handle_fault(const StepResult& result) {
+  const bool spike = result.fault == StepFault::kSpike;
+  const FaultPolicy policy = spike ? recipe_.train.spike_policy : recipe_.train.nan_policy;
+  const std::string what = fmt::format("step {} (stage {}): {}", at_.steps, stage().name, result.what);
+  check(policy != FaultPolicy::kStop, "{}; stopped, the newest checkpoint is untouched", what);
+  if (policy == FaultPolicy::kSkip) {
+    check(++skipped_in_a_row_ < recipe_.train.fault_limit, "{}; stopped after {} such steps in a row", what,
+          skipped_in_a_row_);
+    if (group_.root()) log_warn("{}; the step is skipped", what);
+    return Outcome::kSkipped;
+  }
+  check(++returns_ < recipe_.train.fault_limit, "{}; stopped after {} returns to one checkpoint", what,
+        returns_);
+  if (group_.root()) log_warn("{}; back to the newest checkpoint, past the batches since", what);
+  return Outcome::kRolledBack;
+}
+
+// Goes on from the newest checkpoint with batch `next_batch` of `stage`: what lies between is passed over.
+void Run::roll_back(int64_t next_batch, size_t faulty) {
+  if (group_.root()) {
+    const dist::Group::Busy busy(group_);
+    check(load_checkpoint(), "{}: there is no checkpoint to go back to", out_.string());
+    at_.passed_over[faulty] = next_batch - (at_.stage == faulty ? at_.stage_step : 0);
+  }
+  share_state();
 }
 
 // The run ends with evaluations of its own, at the first and at the last stage's context.
-void Run::evaluate_into_row(size_t stage, bool run_ends) {
+void Run::finish_row(bool run_ends) {
   HeldOutLoss held;
   if (run_ends) {
     summary_.after = held = evaluate(recipe_.stages.front().context, 0);
-  } else if (recipe_.eval.every > 0 && steps_done_ % recipe_.eval.every == 0) {
-    const int64_t context = recipe_.eval.context > 0 ? recipe_.eval.context : recipe_.stages[stage].context;
-    held = evaluate(context, recipe_.eval.tokens);
+  } else if (recipe_.eval.every > 0 && at_.steps % recipe_.eval.every == 0) {
+    held = evaluate(recipe_.eval.context > 0 ? recipe_.eval.context : stage().context, recipe_.eval.tokens);
   }
-  if (held.tokens == 0) return;
-  row_["eval_context"] = held.context;
-  row_["held_out_loss"] = held.nats_per_token;
-  row_["bits_per_byte"] = held.bits_per_byte;
+  if (!group_.root()) return;
+  if (held.tokens > 0) {
+    row_["eval_context"] = held.context;
+    row_["held_out_loss"] = held.nats_per_token;
+    row_["bits_per_byte"] = held.bits_per_byte;
+  }
+  metrics_.write(row_);
 }
 
-void Run::check_gate(size_t stage) {
-  const StageOptions& options = recipe_.stages[stage];
-  if (stage == 0 || !std::isfinite(options.gate) || data_.held_out.empty()) return;
+void Run::check_gate() {
+  if (at_.stage == 0 || !std::isfinite(stage().gate) || data_.held_out.empty()) return;
   StageSummary& s = summary_.stages.back();
-  s.gate_before = gate_reference_;
-  s.gate_after = evaluate(recipe_.stages[stage - 1].context, recipe_.eval.tokens).nats_per_token;
-  check(s.gate_after - s.gate_before <= options.gate,
+  const int64_t context = recipe_.stages[at_.stage - 1].context;
+  s.gate_before = at_.gate_reference;
+  s.gate_after = evaluate(context, recipe_.eval.tokens).nats_per_token;
+  check(s.gate_after - s.gate_before <= stage().gate,
         "stage {}: the held-out loss at context {} rose from {:.4f} to {:.4f} nats, more than the gate "
-        "allows ({}); stopped, checkpoint step-{} holds "
-        "the weights",
-        options.name, recipe_.stages[stage - 1].context, s.gate_before, s.gate_after, options.gate,
-        steps_done_);
+        "allows ({}); stopped, checkpoint step-{} holds the weights",
+        stage().name, context, s.gate_before, s.gate_after, stage().gate, at_.steps);
 }
 
-// The state is saved after the step's row is complete, and after the stage's last step before its gate: a run
-// that resumes does what is left, and nothing twice.
-void Run::run_stage(size_t stage) {
-  const StageOptions& options = recipe_.stages[stage];
-  const ModelConfig config = stage_config(config_, options);
-  const auto loader = stage_loader(recipe_, data_, stage);
-  const bool fresh = first_local_ == 0 || stage != first_stage_;
-  if (fresh && stage > 0 && std::isfinite(options.gate)) {
-    gate_reference_ = evaluate(recipe_.stages[stage - 1].context, recipe_.eval.tokens).nats_per_token;
-  }
-  const int64_t begin = fresh ? 0 : first_local_;
+// From where the run stands to the end of the stage. The state is saved after the step's row is complete, and
+// after the stage's last step before its gate: a run that resumes does what is left, and nothing twice. A
+// return to a checkpoint may end in an earlier stage.
+void Run::run_stage() {
+  const size_t me = at_.stage;
+  const ModelConfig config = stage_config(config_, stage());
+  const auto loader = stage_loader(recipe_, data_, me);
+  if (at_.stage_step == 0 && me > 0 && std::isfinite(stage().gate))
+    at_.gate_reference = evaluate(recipe_.stages[me - 1].context, recipe_.eval.tokens).nats_per_token;
+  const int64_t begin = at_.stage_step, tokens_before = at_.tokens;
   const double began = elapsed();
-  const int64_t tokens_before = tokens_done_;
-  ProgressBar bar(
-      {.label = fmt::format("{} {}", options.name, options.context), .total = options.steps, .done = begin});
-  int64_t local = begin;
-  bool ended = stage_progress(stage, local) >= plan_[stage].end;
-  while (!ended && !stopped_) {
-    const double step_began = elapsed();
-    one_step(stage, *loader, config, local++);
-    ended = stage_progress(stage, local) >= plan_[stage].end;
-    const double rate = static_cast<double>(options.batch_tokens) / (elapsed() - step_began);
-    bar.update(local,
-               fmt::format("loss {:.3f}  MaxVio {:.2f}  {:.0f} tok/s", losses_.empty() ? NAN : losses_.back(),
-                           max_vios_.empty() ? NAN : max_vios_.back(), rate));
-    evaluate_into_row(stage, ended && stage + 1 == recipe_.stages.size());
-    metrics_.write(row_);
-    stopped_ = !ended && asked_to_stop();
-    const bool due = recipe_.checkpoint.every > 0 && steps_done_ % recipe_.checkpoint.every == 0;
-    if (ended || stopped_ || due) save(stage, local);
+  if (group_.root()) {
+    bar_.emplace(ProgressOptions{
+        .label = fmt::format("{} {}", stage().name, stage().context), .total = stage().steps, .done = begin});
   }
-  bar.finish();
-  summary_.stages.push_back({.name = options.name,
-                             .context = options.context,
-                             .steps = local - begin,
-                             .tokens = tokens_done_ - tokens_before,
+  bool ended = stage_ended();
+  while (!ended && !stopped_) {
+    if (one_step(*loader, config) == Outcome::kRolledBack) {
+      if (at_.stage != me) return bar_.reset();
+      continue;
+    }
+    ended = stage_ended();
+    finish_row(ended && last_stage());
+    stopped_ = !ended && asked_to_stop();
+    const bool due = recipe_.checkpoint.every > 0 && at_.steps % recipe_.checkpoint.every == 0;
+    if (ended || stopped_ || due) save();
+  }
+  if (bar_) bar_->finish();
+  bar_.reset();
+  summary_.stages.push_back({.name = stage().name,
+                             .context = stage().context,
+                             .steps = at_.stage_step - begin,
+                             .tokens = at_.tokens - tokens_before,
                              .seconds = elapsed() - began,
-                             .loss = mean(losses_)});
-  if (!stopped_) check_gate(stage);
+                             .loss = mean(at_.recent_losses)});
+  if (stopped_) return;
+  check_gate();
+  ++at_.stage;
+  at_.stage_step = 0;
 }
 
 RunSummary Run::run() {
   prepare_directory();
   for_each_param(config_, weights_,
                  [&](const ParamInfo&, at::Tensor& value) { summary_.parameters += value.numel(); });
-  log_info("{}: {:.2f} M parameters, {} stages, {} steps", out_.string(),
-           static_cast<double>(summary_.parameters) * 1e-6, recipe_.stages.size(),
-           plan_.back().first_step + plan_.back().steps);
-  if (steps_done_ == 0) summary_.before = evaluate(recipe_.stages.front().context, 0);
-  for (size_t stage = first_stage_; stage < recipe_.stages.size() && !stopped_; ++stage) run_stage(stage);
+  if (group_.root()) {
+    log_info("{}: {:.2f} M parameters, {} stages, {} steps, {} process{}", out_.string(),
+             static_cast<double>(summary_.parameters) * 1e-6, recipe_.stages.size(),
+             plan_.back().first_step + plan_.back().steps, group_.size(), group_.size() > 1 ? "es" : "");
+  }
+  if (at_.steps == 0) {
+    at_.before = evaluate(recipe_.stages.front().context, 0);
+    const bool may_return =
+        recipe_.train.nan_policy == FaultPolicy::kRollBack ||
+        (recipe_.train.spike_nats > 0 && recipe_.train.spike_policy == FaultPolicy::kRollBack);
+    if (may_return) save();
+  }
+  while (at_.stage < recipe_.stages.size() && !stopped_) run_stage();
   summary_.finished = !stopped_;
-  summary_.steps = steps_done_;
-  summary_.tokens = tokens_done_;
-  summary_.last_max_vio = mean(max_vios_);
+  summary_.steps = at_.steps;
+  summary_.tokens = at_.tokens;
+  summary_.before = at_.before;
+  summary_.first_max_vio = at_.first_max_vio;
+  summary_.last_max_vio = mean(at_.recent_max_vio);
   save_model();
   if (summary_.finished) {
     if (summary_.after.tokens == 0) summary_.after = evaluate(recipe_.stages.front().context, 0);
     summary_.longest = evaluate(recipe_.stages.back().context, 0);
   }
-  metrics_.flush();
+  if (group_.root()) metrics_.flush();
   summary_.seconds = elapsed();
   return summary_;
 }
@@ -379,8 +465,17 @@ RunSummary Run::run() {
 
 RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
   const StopSignals signals;
-  Run run(recipe, options);
-  return run.run();
+  dist::Group alone;
+  dist::Group& group = options.group != nullptr ? *options.group : alone;
+  try {
+    Run run(recipe, options, group);
+    RunSummary summary = run.run();
+    group.close();
+    return summary;
+  } catch (const std::exception& error) {
+    group.fail_all(error.what());
+    throw;
+  }
 }
 
 }  // namespace godwit

@@ -5,9 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "godwit/dist/group.h"
+#include "godwit/model/weights.h"
 #include "godwit/train/held_out.h"
 #include "godwit/train/recipe.h"
 
@@ -15,7 +18,10 @@ namespace godwit {
 
 struct RunOptions {
   at::Device device = at::kCPU;
-  bool resume = false;  // go on from the newest checkpoint in recipe.out
+  bool resume = false;           // go on from the newest checkpoint in recipe.out
+  dist::Group* group = nullptr;  // the processes that train together; closed by the run. None: this one alone
+  // Called before every step with its number, from 1: a place for experiments to meddle with the weights.
+  std::function<void(int64_t step, ModelWeights& weights)> before_step = {};
 };
 
 struct StageSummary {

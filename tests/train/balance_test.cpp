@@ -208,9 +208,13 @@ TEST(Balance, MicroBatchesAndRanksEqualOneBatch) {
     balancer.begin_step();
     const Routing r = route(rank == 0 ? logits.narrow(0, 0, 50) : logits.narrow(0, 50, 70), bias, 4);
     balancer.observe(0, r.experts, r.scores, r.cutoff);
-    size_t call = 0;
-    const auto reduce = [&](Tensor& t) {
-      if (rank == 1) {
+    const auto reduce = [&](const std::vector<Tensor>& all) {
+      for (size_t i = 0; i < all.size(); ++i) {
+        Tensor t = all[i];
+        if (rank == 0) {
+          t.add_(other.at(i));
+          continue;
+        }
         other.push_back(t.clone());
         // rank 1 sees the sum too; take rank 0's share from the whole batch
         const Routing full = route(logits.narrow(0, 0, 50), at::zeros({16}), 4);
@@ -219,8 +223,6 @@ TEST(Balance, MicroBatchesAndRanksEqualOneBatch) {
         } else {
           ops::qb_histogram(full.scores, full.cutoff, -1, 1, t);
         }
-      } else {
-        t.add_(other.at(call++));
       }
     };
     balancer.end_step(120, reduce);
@@ -281,35 +283,42 @@ TEST(Balance, CollapseRaisesAnAlarmAndRecoveryEndsIt) {
   o.window = 4;
   o.alarm_steps = 3;
   o.alarm_max_vio = 2.5;
+  o.alarm_entropy = 0.1;
   const Tensor bias = at::zeros({8});
   Balancer balancer(o);
   balancer.add_layer("layer", bias, 1);
   const Tensor even = at::arange(64) % 8, collapsed = at::zeros({64}, at::kLong);
-  const auto alarms = [&](const Tensor& experts) {
+  const auto report = [&](const Tensor& experts) {
     balancer.begin_step();
     balancer.observe(0, experts.view({64, 1}), at::zeros({64, 8}), at::zeros({64}));
-    return balancer.end_step(64).alarms;
+    return balancer.end_step(64);
   };
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(alarms(even).empty());
-  std::vector<int> steps;
-  std::vector<std::string> seen;
-  for (int i = 0; i < 8; ++i) {
-    for (const std::string& alarm : alarms(collapsed)) {
-      steps.push_back(i);
-      seen.push_back(alarm);
-    }
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(report(even).alarms.empty());
+  std::vector<size_t> alarms;
+  std::vector<bool> remind;
+  std::vector<std::string> last;
+  for (int i = 0; i < 24; ++i) {
+    const BalanceReport r = report(collapsed);
+    alarms.push_back(r.alarms.size());
+    remind.push_back(r.remind);
+    last = r.alarms;
   }
   // MaxVio passes 2.5 at the second collapsed step, so three in a row are over at index 3, six at index 6;
   // the experts are dead for four steps at index 3, and three in a row at index 5.
-  EXPECT_EQ(steps, (std::vector<int>{3, 5, 6}));
-  ASSERT_EQ(seen.size(), 3u);
-  EXPECT_THAT(seen[0], HasSubstr("layer: MaxVio"));
-  EXPECT_THAT(seen[1], HasSubstr("7 of 8 experts had no token for 4 steps"));
-  int last = -1;
+  EXPECT_EQ((std::vector<size_t>(alarms.begin(), alarms.begin() + 8)),
+            (std::vector<size_t>{0, 0, 0, 1, 1, 2, 2, 2}));
+  EXPECT_EQ((std::vector<bool>(remind.begin(), remind.begin() + 8)),
+            (std::vector<bool>{false, false, false, true, false, true, true, false}));
+  // The even steps fade from the window: in the end its entropy is too small as well.
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_THAT(last[0], HasSubstr("layer: MaxVio"));
+  EXPECT_THAT(last[1], HasSubstr("7 of 8 experts without a token in the last 4 steps"));
+  EXPECT_THAT(last[2], HasSubstr("layer: the router has collapsed: entropy 0.0"));
+  int still = -1;
   for (int i = 0; i < 12; ++i) {
-    if (!alarms(even).empty()) last = i;
+    if (!report(even).alarms.empty()) still = i;
   }
-  EXPECT_LT(last, 4);
+  EXPECT_LT(still, 4);
 }
 
 TEST(Balance, StateResumesBitForBit) {

@@ -101,7 +101,7 @@ TEST(Recipe, ReadsEveryKindOfValue) {
   EXPECT_EQ(r.balance.method, BalanceMethod::kSign);
   EXPECT_EQ(r.train.dtype, TrainDtype::kBf16);
   EXPECT_EQ(r.train.recompute, Recompute::kBlock);
-  EXPECT_EQ(r.train.nan_policy, NanPolicy::kSkip);
+  EXPECT_EQ(r.train.nan_policy, FaultPolicy::kSkip);
   EXPECT_EQ(r.eval.data, std::vector<std::string>{"data/held"});
 }
 
