@@ -45,8 +45,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo([[maybe_unused]] const c10::intrusiv
 c10::intrusive_ptr<c10d::Backend> make_nccl([[maybe_unused]] const c10::intrusive_ptr<c10d::Store>& store,
                                             [[maybe_unused]] int rank, [[maybe_unused]] int size) {
 #ifdef GODWIT_NCCL
-  // c10d's own watchdog would end the process with a stack trace; ours names the rank.
+  // c10d's own watchdogs would end the process with a stack trace; ours names the rank.
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = kNever;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);

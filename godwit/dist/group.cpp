@@ -250,6 +250,7 @@ void Group::close() {
   if (!impl_) return;
   any(false);  // all have come
   impl_->monitor->stop();
+  impl_->backend->shutdown();
   // Rank 0 may serve the store: it goes last.
   const Millis patience(10'000);
   try {
