@@ -1,5 +1,7 @@
-// attention: one scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of
-// queries where a mask is needed, so that no [T, T] matrix is ever held:
+// attention: on the CPU in fp32 with widths that are multiples of 16 our own kernels (docs/attention.md),
+// whose rows depend on nothing but what they see. Elsewhere one scaled_dot_product_attention per sequence
+// (flash on both devices), cut into blocks of queries where a mask is needed, so that no [T, T] matrix is
+// ever held:
 //   whole sequence, no window      is_causal, no mask
 //   one query                      no mask: it sees every key in its window
 //   queries after cached keys      blocks of kBlock queries, mask [kBlock, keys up to the block's end]
@@ -11,7 +13,7 @@
 #include <vector>
 
 #include "godwit/ops/arguments.h"
-#include "godwit/ops/dispatch.h"
+#include "godwit/ops/autograd_util.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit::ops {
@@ -49,6 +51,14 @@ void check_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Te
   check_offsets({kOp, "cu_q", cu_q}, q.size(0));
   check_offsets({kOp, "cu_k", cu_k}, k.size(0));
   check_shape({kOp, "cu_k", cu_k}, cu_q.sizes());
+  const Tensor starts_q = cu_q.contiguous(), starts_k = cu_k.contiguous();
+  const auto* at_q = starts_q.const_data_ptr<int64_t>();
+  const auto* at_k = starts_k.const_data_ptr<int64_t>();
+  for (int64_t n = 0; n + 1 < cu_q.numel(); ++n) {
+    const int64_t queries = at_q[n + 1] - at_q[n], keys = at_k[n + 1] - at_k[n];
+    TORCH_CHECK(keys >= queries, kOp, ": cu_k: sequence ", n, ": expected at least its ", queries,
+                " queries in keys, got ", keys);
+  }
   TORCH_CHECK(window >= 0, kOp, ": window: expected 0 (none) or positive, got ", window);
 }
 
@@ -97,9 +107,8 @@ Tensor one_sequence(const Sequence& s) {
   return out.size() == 1 ? out[0] : at::cat(out, 2);
 }
 
-Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
-                           const Tensor& cu_k, double scale, int64_t window) {
-  check_arguments(q, k, v, cu_q, cu_k, window);
+Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+               double scale, int64_t window) {
   const Tensor starts_q = cu_q.contiguous(), starts_k = cu_k.contiguous();
   const auto* at_q = starts_q.const_data_ptr<int64_t>();
   const auto* at_k = starts_k.const_data_ptr<int64_t>();
@@ -111,10 +120,7 @@ Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, co
   };
   std::vector<Tensor> out;
   for (int64_t n = 0; n + 1 < cu_q.numel(); ++n) {
-    const int64_t queries = at_q[n + 1] - at_q[n], keys = at_k[n + 1] - at_k[n];
-    TORCH_CHECK(keys >= queries, kOp, ": cu_k: sequence ", n, ": expected at least its ", queries,
-                " queries in keys, got ", keys);
-    if (queries == 0) continue;
+    if (at_q[n + 1] == at_q[n]) continue;
     const Tensor o = one_sequence({.q = heads_first(q, at_q[n], at_q[n + 1]),
                                    .k = heads_first(k, at_k[n], at_k[n + 1]),
                                    .v = heads_first(values, at_k[n], at_k[n + 1]),
@@ -126,9 +132,64 @@ Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, co
   return out.size() == 1 ? out[0].contiguous() : at::cat(out);
 }
 
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                           const Tensor&, double, int64_t, bool);
+using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
+                                                    const Tensor&, const Tensor&, const Tensor&,
+                                                    const Tensor&, const Tensor&, double, int64_t);
+
+class Attention : public torch::autograd::Function<Attention> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& cu_q, const Tensor& cu_k, double scale,
+                        int64_t window) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = typed_handle<Forward>("godwit::attention_fwd");
+    const auto [o, lse] = op.call(q, k, v, cu_q, cu_k, scale, window, /*save=*/true);
+    ctx->save_for_backward({q, k, v, cu_q, cu_k, o, lse});
+    ctx->saved_data["scale"] = scale;
+    ctx->saved_data["window"] = window;
+    return o;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    static const auto op = typed_handle<Backward>("godwit::attention_bwd");
+    const auto keep = ctx->get_saved_variables();
+    torch::autograd::variable_list out(7);  // one for each argument of forward
+    {
+      const at::NoGradGuard no_grad;
+      std::tie(out[0], out[1], out[2]) =
+          op.call(grads[0], keep[0], keep[1], keep[2], keep[3], keep[4], keep[5], keep[6],
+                  ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
+    }
+    return once_differentiable(kOp, keep[0].requires_grad() ? keep[0] : keep[keep[1].requires_grad() ? 1 : 2],
+                               std::move(out));
+  }
+};
+
+Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                           const Tensor& cu_k, double scale, int64_t window) {
+  check_arguments(q, k, v, cu_q, cu_k, window);
+  const bool kernels = q.is_cpu() && q.scalar_type() == at::kFloat && q.size(1) > 0 && q.size(2) > 0 &&
+                       v.size(2) > 0 && q.size(2) % 16 == 0 && v.size(2) % 16 == 0;
+  if (!kernels) return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+  if (needs_grad(q, k, v)) return Attention::apply(q, k, v, cu_q, cu_k, scale, window);
+  static const auto op = typed_handle<Forward>("godwit::attention_fwd");
+  return std::get<0>(op.call(q, k, v, cu_q, cu_k, scale, window, /*save=*/false));
+}
+
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float scale, int window) -> Tensor");
+  m.def(
+      "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float scale, int window, bool "
+      "save) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "attention_bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor o, Tensor "
+      "lse, "
+      "float scale, int window) -> (Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("attention", attention_composite);
@@ -145,7 +206,7 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                  double scale, int64_t window) {
-  static const auto op = typed_op<decltype(attention_composite)>("godwit::attention");
+  static const auto op = typed_handle<decltype(attention_composite)>("godwit::attention");
   return op.call(q, k, v, cu_q, cu_k, scale, window);
 }
 
