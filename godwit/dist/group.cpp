@@ -5,6 +5,7 @@
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -112,10 +113,10 @@ struct Group::Impl {
 
 Group::Group() = default;
 
-Group::Group(const Launch& launch, at::Device device, double timeout_s) {
+Group::Group(const Launch& launch, at::Device device, double timeout_s, double join_s) {
   if (launch.size == 1) return;
   quiet_c10d();
-  const Millis timeout(static_cast<int64_t>(timeout_s * 1000));
+  const Millis timeout(static_cast<int64_t>(std::max(timeout_s, join_s) * 1000));
   auto impl = std::make_unique<Impl>();
   impl->launch = launch;
   impl->device = device;
@@ -134,8 +135,13 @@ Group::Group(const Launch& launch, at::Device device, double timeout_s) {
                                                .timeout_s = timeout_s});
   exchange(*impl->store, "watched", launch, "", timeout);
   impl->monitor->start();
-  impl->backend = make_backend(device, c10::make_intrusive<c10d::PrefixStore>("data", impl->store),
-                               launch.rank, launch.size);
+  try {
+    impl->backend = make_backend(device, c10::make_intrusive<c10d::PrefixStore>("data", impl->store),
+                                 launch.rank, launch.size);
+  } catch (const std::exception& error) {
+    impl->monitor->announce(error.what());
+    throw;
+  }
   impl_ = std::move(impl);
 }
 

@@ -22,8 +22,9 @@ class Group {
  public:
   Group();  // this process alone
   // Meets the others. `device` decides the backend and is where tensors are reduced. Throws Error when not
-  // all have come after timeout_s; from then on timeout_s bounds how long a dead or hung rank goes unnoticed.
-  Group(const Launch& launch, at::Device device, double timeout_s);
+  // all have come within join_s (at least timeout_s); from then on timeout_s bounds how long a dead or hung
+  // rank goes unnoticed.
+  Group(const Launch& launch, at::Device device, double timeout_s, double join_s = 60);
   // Without close() this is how a failing rank leaves: the others are told by fail_all, or notice.
   ~Group();
   Group(const Group&) = delete;
@@ -46,7 +47,7 @@ class Group {
   // The text of the lowest rank that has one; none where no rank has.
   std::optional<std::string> first(const std::optional<std::string>& text);
 
-  // While one lives the others wait for this rank without limit: the one that writes a checkpoint or
+  // While one lives the others wait for this rank without limit: it sets itself up, writes a checkpoint or
   // evaluates.
   class Busy {
    public:

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <csignal>
 #include <deque>
+#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -468,7 +469,9 @@ RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
   dist::Group alone;
   dist::Group& group = options.group != nullptr ? *options.group : alone;
   try {
+    auto setting_up = std::make_unique<dist::Group::Busy>(group);
     Run run(recipe, options, group);
+    setting_up.reset();
     RunSummary summary = run.run();
     group.close();
     return summary;

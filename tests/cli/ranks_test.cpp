@@ -91,7 +91,7 @@ void expect_named(int guilty, int signal, const std::string& part) {
   const testing::ScratchDir scratch;
   const fs::path out = scratch / "run";
   std::vector<std::string> set = kRecipe;
-  set.insert(set.end(), {"dist.timeout_s=2.0", "stage.0.steps=100000"});
+  set.insert(set.end(), {"dist.timeout_s=4.0", "stage.0.steps=100000"});
   Job job = start(3, out, set);
   while (rows(out).size() < 1) {
     for (const auto& process : job) ASSERT_TRUE(process->running()) << process->wait().err;

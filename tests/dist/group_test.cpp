@@ -149,7 +149,7 @@ TEST(Group, ARankThatDoesNotComeIsNamed) {
                      .local_rank = 0,
                      .host = "127.0.0.1",
                      .port = static_cast<uint16_t>(test::free_port())},
-                    at::kCPU, /*timeout_s=*/0.3);
+                    at::kCPU, /*timeout_s=*/0.3, /*join_s=*/0.3);
       },
       {"rank 1 of 2 has not come to 127.0.0.1"});
 }
