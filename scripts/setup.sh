@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 torch_version=2.13.0
 packages=(build-essential cmake ninja-build ccache mold python3-venv python3-dev zstd
-  libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libzstd-dev libxxhash-dev libgloo-dev)
+  libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libzstd-dev libxxhash-dev libgloo-dev
+  libjpeg-dev libpng-dev libwebp-dev)
 if [[ "${1:-}" == --tests ]]; then packages+=(clang-format-14); fi
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
