@@ -106,6 +106,17 @@ struct LogitsArgs {
 };
 int run_logits(const LogitsArgs& args);
 
+struct ConvertArgs {
+  std::string in;
+  std::string out;
+  std::string dtype;        // bf16, f32 or mxfp4; empty: as stored
+  std::string layout;       // k3 or kimi-linear; empty: that of `in`
+  std::string scales_from;  // mxfp4: a model directory whose scales are kept
+  uint64_t shard_bytes = 5'000'000'000;
+  int threads = 0;
+};
+int run_convert(const ConvertArgs& args);
+
 struct InspectArgs {
   std::string path;
   bool json = false;

@@ -1,4 +1,5 @@
-// `godwit inspect PATH`: what a model directory, packed data or a safetensors file holds.
+// `godwit inspect PATH`: what a model directory, a training checkpoint, packed data, a safetensors file or a
+// picture holds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +13,11 @@
 #include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
 #include "godwit/io/checkpoint_dir.h"
+#include "godwit/io/image_processor.h"
+#include "godwit/io/jsonl.h"
 #include "godwit/io/safetensors.h"
+#include "godwit/io/snapshot.h"
+#include "godwit/model/layout.h"
 #include "godwit/plan/plan.h"
 
 namespace godwit::cli {
@@ -120,11 +125,36 @@ bool holds_checkpoint(const fs::path& directory) {
          fs::exists(directory / io::kCheckpointIndexFile);
 }
 
+// Whether the tensors are those of config.json.
+json fit_json(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
+  const FoundModel found = find_model(config, checkpoint);
+  const bool packed = std::any_of(found.params.begin(), found.params.end(),
+                                  [](const StoredParam& param) { return param.packed; });
+  return {{"complete", found.differences.empty()},
+          {"differences", found.differences},
+          {"experts", packed ? "mxfp4" : "plain"},
+          {"unused", found.unused}};
+}
+
+void print_fit(const json& fit) {
+  const auto unused = fit["unused"].get<int64_t>();
+  if (fit["complete"].get<bool>())
+    write_out("every tensor of config.json is here and no other");
+  else
+    print_out("the tensors do not fit config.json: {}", fit["differences"].get<std::string>());
+  if (fit["experts"] == "mxfp4") write_out("; routed experts in MXFP4");
+  if (unused > 0) print_out("; {} of the vision tower and projector, which are not read", unused);
+  write_out("\n\n");
+}
+
 json inspect_model(const fs::path& path) {
   json out = {{"kind", "model"}, {"path", path.string()}};
-  if (fs::exists(path / "config.json")) out["config"] = config_json(load_model_config(path.string()));
+  const bool configured = fs::exists(path / "config.json");
+  const ModelConfig config = configured ? load_model_config(path.string()) : ModelConfig{};
+  if (configured) out["config"] = config_json(config);
   if (!holds_checkpoint(path)) return out;
   const io::CheckpointDir checkpoint(path);
+  if (configured) out["fit"] = fit_json(config, checkpoint);
   Groups groups;
   checkpoint.for_each([&](const io::StoredTensor& tensor) { add(tensor, groups); });
   out["files"] = checkpoint.shard_files().size();
@@ -140,6 +170,43 @@ json inspect_file(const fs::path& path) {
           {"path", path.string()},
           {"metadata", file.metadata()},
           {"tensors", tensors_json(groups)}};
+}
+
+// RUN/checkpoints/step-N.
+json inspect_snapshot(const fs::path& path) {
+  const json listed = io::read_json(path / io::kSnapshotFile);
+  Groups groups;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const io::SafetensorsFile file(entry.path());
+    for (const io::StoredTensor& tensor : file.tensors()) add(tensor, groups);
+  }
+  return {{"kind", "checkpoint"},
+          {"path", path.string()},
+          {"step", listed.value("step", int64_t{0})},
+          {"tensors", tensors_json(groups)}};
+}
+
+json inspect_image(const fs::path& path) {
+  const io::MappedFile file(path);
+  const io::ImageInfo info = io::image_info(file.bytes(), path.string());
+  const io::ImagePlan plan = io::plan_image(info.width, info.height, {});
+  return {{"kind", "image"},
+          {"path", path.string()},
+          {"format", info.format},
+          {"width", info.width},
+          {"height", info.height},
+          {"resized", {plan.width, plan.height}},
+          {"patches", {plan.grid_width, plan.grid_height}},
+          {"tokens", plan.tokens}};
+}
+
+void print_image(const json& found) {
+  print_out("{}, {} x {} pixels; resized to {} x {}, {} x {} patches, {} tokens\n",
+            found["format"].get<std::string>(), found["width"].get<int64_t>(), found["height"].get<int64_t>(),
+            found["resized"][0].get<int64_t>(), found["resized"][1].get<int64_t>(),
+            found["patches"][0].get<int64_t>(), found["patches"][1].get<int64_t>(),
+            found["tokens"].get<int64_t>());
 }
 
 json dataset_json(const data::TokenDataset& dataset) {
@@ -175,13 +242,17 @@ json inspect(const fs::path& path) {
   check(fs::exists(path), "{}: no such file or directory", path.string());
   if (fs::is_directory(path)) {
     if (fs::exists(path / data::kManifestFile)) return inspect_data(path);
+    if (fs::exists(path / io::kSnapshotFile)) return inspect_snapshot(path);
     check(fs::exists(path / "config.json") || holds_checkpoint(path),
           "{}: neither a model nor packed data here (no config.json, safetensors or manifest.json)",
           path.string());
     return inspect_model(path);
   }
-  check(path.extension() == ".safetensors", "{}: expected a directory or a .safetensors file", path.string());
-  return inspect_file(path);
+  if (path.extension() == ".safetensors") return inspect_file(path);
+  for (const char* extension : {".png", ".jpg", ".jpeg", ".webp"}) {
+    if (path.extension() == extension) return inspect_image(path);
+  }
+  fail("{}: expected a directory, a .safetensors file or a picture (.png, .jpg, .webp)", path.string());
 }
 
 }  // namespace
@@ -196,7 +267,13 @@ int run_inspect(const InspectArgs& args) {
     print_data(found);
     return 0;
   }
+  if (found["kind"] == "image") {
+    print_image(found);
+    return 0;
+  }
   if (found.contains("config")) print_config(found["config"]);
+  if (found.contains("step")) print_out("checkpoint of step {}\n\n", found["step"].get<int64_t>());
+  if (found.contains("fit")) print_fit(found["fit"]);
   if (found.contains("metadata")) {
     for (const auto& [key, value] : found["metadata"].items())
       print_out("{}: {}\n", key, value.get<std::string>());

@@ -118,7 +118,9 @@ void add_model_commands(Commands& commands) {
 
   const auto [inspect, inspect_args] =
       commands.add(nullptr, "inspect", "what a file or directory holds", run_inspect);
-  inspect->add_option("path", inspect_args->path, "a model directory, packed data, or a safetensors file")
+  inspect
+      ->add_option("path", inspect_args->path,
+                   "a model directory, a training checkpoint, packed data, a safetensors file or a picture")
       ->required();
   add_json(inspect, inspect_args->json);
 
@@ -133,6 +135,33 @@ void add_model_commands(Commands& commands) {
       ->check(CLI::PositiveNumber);
   add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
   add_device(logits, logits_args->device);
+}
+
+void add_convert_command(Commands& commands) {
+  const auto [convert, args] =
+      commands.add(nullptr, "convert", "a checkpoint in another type or layout", run_convert);
+  convert->add_option("in", args->in, "a model directory, or checkpoints/step-N of a training run")
+      ->required();
+  convert->add_option("out", args->out, "directory to write")->required();
+  convert
+      ->add_option("--dtype", args->dtype,
+                   "bf16, f32, or mxfp4 for the routed experts (the rest bf16) (default: as stored)")
+      ->check(CLI::IsMember({"bf16", "f32", "mxfp4"}));
+  convert->add_option("--layout", args->layout, "k3 or kimi-linear (default: that of the input)")
+      ->check(CLI::IsMember({"k3", "kimi-linear"}));
+  convert
+      ->add_option("--scales-from", args->scales_from,
+                   "mxfp4: take the scales of this model directory, so that its bytes come back")
+      ->type_name("DIR");
+  convert
+      ->add_option(
+          "--shard-size", args->shard_bytes,
+          "largest file, as 800MB or 5GB; a Kimi K3 model beyond it gets a file a layer, as released")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::PositiveNumber)
+      ->default_str("5GB");
+  convert->add_option("--threads", args->threads, "threads (default: one a core)")
+      ->check(CLI::PositiveNumber);
 }
 
 void add_tokenizer_commands(Commands& commands) {
@@ -259,6 +288,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   Commands commands(app);
   add_model_commands(commands);
+  add_convert_command(commands);
   add_tokenizer_commands(commands);
   add_data_commands(commands);
   add_run_commands(commands);

@@ -101,8 +101,7 @@ CheckpointDir::CheckpointDir(fs::path directory) : directory_(std::move(director
     check(is_there(single), "{} holds neither {} nor {}", directory_.string(), kSingleCheckpointFile,
           kCheckpointIndexFile);
     files_.emplace_back(kSingleCheckpointFile);
-    shards_.push_back(std::make_unique<const SafetensorsFile>(single));
-    for (const auto& tensor : shards_[0]->tensors()) add_name(tensor.name, 0);
+    for (const auto& tensor : shard(0)->tensors()) add_name(tensor.name, 0);
   }
   std::ranges::sort(names_, {}, [&](const Name& name) { return text(name); });
   const auto twice = std::ranges::adjacent_find(names_, {}, [&](const Name& name) { return text(name); });
@@ -145,7 +144,8 @@ void CheckpointDir::read_index(const fs::path& path) {
   std::ranges::sort(absent);
   check(absent.empty(), "{}: {} of {} files are absent: {}", where, absent.size(), files_.size(),
         first_ten(absent, absent.size()));
-  shards_.resize(files_.size());
+  text_.shrink_to_fit();
+  names_.shrink_to_fit();
 }
 
 const CheckpointDir::Name* CheckpointDir::find(std::string_view name) const {
@@ -153,21 +153,30 @@ const CheckpointDir::Name* CheckpointDir::find(std::string_view name) const {
   return it != names_.end() && text(*it) == name ? &*it : nullptr;
 }
 
-const SafetensorsFile& CheckpointDir::shard(uint32_t index) const {
+std::shared_ptr<const SafetensorsFile> CheckpointDir::shard(uint32_t index) const {
   const std::lock_guard lock(mutex_);
-  auto& shard = shards_[index];
-  if (!shard) shard = std::make_unique<const SafetensorsFile>(directory_ / files_[index]);
-  return *shard;
+  if (!open_ || open_index_ != index) {
+    open_.reset();
+    open_ = std::make_shared<const SafetensorsFile>(directory_ / files_[index]);
+    open_index_ = index;
+  }
+  return open_;
 }
 
 CheckpointDir::Found CheckpointDir::at(std::string_view name) const {
   const Name* entry = find(name);
   check(entry != nullptr, "{}: no tensor '{}'", directory_.string(), name);
-  const SafetensorsFile& file = shard(entry->shard);
-  const StoredTensor* tensor = file.find(name);
-  check(tensor != nullptr, "{}: no tensor '{}', although the index places it there", file.path().string(),
+  std::shared_ptr<const SafetensorsFile> file = shard(entry->shard);
+  const StoredTensor* tensor = file->find(name);
+  check(tensor != nullptr, "{}: no tensor '{}', although the index places it there", file->path().string(),
         name);
-  return {tensor, file.bytes(*tensor), file.mapping()};
+  return {tensor, file->bytes(*tensor), std::move(file)};
+}
+
+uint32_t CheckpointDir::shard_of(std::string_view name) const {
+  const Name* entry = find(name);
+  check(entry != nullptr, "{}: no tensor '{}'", directory_.string(), name);
+  return entry->shard;
 }
 
 std::vector<std::string_view> CheckpointDir::names() const {
@@ -177,12 +186,34 @@ std::vector<std::string_view> CheckpointDir::names() const {
   return result;
 }
 
-void CheckpointDir::for_each(const std::function<void(const StoredTensor&)>& visit) const {
-  std::vector<std::vector<std::string_view>> by_shard(files_.size());
-  for (const auto& name : names_) by_shard[name.shard].push_back(text(name));
-  for (uint32_t s = 0; s < by_shard.size(); ++s) {
-    for (const auto name : by_shard[s]) visit(*at(name).tensor);
+std::string CheckpointDir::scan(
+    const std::function<void(const SafetensorsFile&, const StoredTensor&)>& visit) const {
+  std::vector<bool> seen(names_.size());
+  CaseList unlisted, absent;
+  for (uint32_t s = 0; s < files_.size(); ++s) {
+    const auto file = shard(s);
+    for (const auto& tensor : file->tensors()) {
+      const Name* entry = find(tensor.name);
+      if (!entry || entry->shard != s) {
+        unlisted.add(tensor.name + " in " + files_[s]);
+        continue;
+      }
+      seen[entry - names_.data()] = true;
+      visit(*file, tensor);
+    }
   }
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (!seen[i]) absent.add(fmt::format("{} in {}", text(names_[i]), files_[names_[i].shard]));
+  }
+  std::string text;
+  absent.print("tensors are not in the shard where the index places them", "; ", text);
+  unlisted.print("tensors of the shards are not in the index there", "; ", text);
+  return text;
+}
+
+void CheckpointDir::for_each(const std::function<void(const StoredTensor&)>& visit) const {
+  const std::string faults = scan([&](const SafetensorsFile&, const StoredTensor& tensor) { visit(tensor); });
+  check(faults.empty(), "{}: {}", directory_.string(), faults);
 }
 
 std::vector<TensorSpec> CheckpointDir::specs() const {
@@ -195,15 +226,6 @@ std::vector<TensorSpec> CheckpointDir::specs() const {
 void CheckpointDir::verify() const {
   uint64_t bytes = 0;
   for_each([&](const StoredTensor& tensor) { bytes += tensor.end - tensor.begin; });
-  std::vector<std::string> unlisted;
-  for (uint32_t s = 0; s < files_.size(); ++s) {
-    for (const auto& tensor : shard(s).tensors()) {
-      const Name* entry = find(tensor.name);
-      if (!entry || entry->shard != s) unlisted.push_back(tensor.name + " in " + files_[s]);
-    }
-  }
-  check(unlisted.empty(), "{}: {} tensors of the shards are not in the index there: {}", directory_.string(),
-        unlisted.size(), first_ten(unlisted, unlisted.size()));
   check(!total_size_ || *total_size_ == bytes, "{}: total_size is {}, the tensors have {} bytes",
         (directory_ / kCheckpointIndexFile).string(), total_size_.value_or(0), bytes);
 }

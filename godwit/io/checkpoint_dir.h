@@ -22,8 +22,9 @@ namespace godwit::io {
 inline constexpr std::string_view kSingleCheckpointFile = "model.safetensors";
 inline constexpr std::string_view kCheckpointIndexFile = "model.safetensors.index.json";
 
-// A shard is opened (mapped, its header read) when a tensor of it is first asked for; the index of half a
-// million names takes about 70 MB. Safe to use from several threads.
+// A shard is opened (mapped, its header read) when a tensor of it is asked for, and closed when one of
+// another shard is: whatever the number of shards, one header is held, and the maps that someone still uses.
+// The index of half a million names takes about 70 MB. Safe to use from several threads.
 class CheckpointDir {
  public:
   // Refuses: no checkpoint, both kinds at once, an index that is damaged, names a file that is absent or
@@ -40,14 +41,19 @@ class CheckpointDir {
   struct Found {
     const StoredTensor* tensor;
     Bytes bytes;
-    std::shared_ptr<const MappedFile> mapping;  // keeps `bytes` valid
+    std::shared_ptr<const SafetensorsFile> file;  // keeps both valid; file->mapping() alone keeps `bytes`
   };
   Found at(std::string_view name) const;
+  // The shard of a tensor, counted in the order of shard_files().
+  uint32_t shard_of(std::string_view name) const;
 
   std::vector<std::string_view> names() const;  // sorted; views into this object
-  // Every tensor, shard by shard; opens all of them.
+  // Every tensor, shard by shard and in the order of the files. Where the index and the shards do not agree,
+  // one Error says so when all were seen.
   void for_each(const std::function<void(const StoredTensor&)>& visit) const;
   std::vector<TensorSpec> specs() const;
+  // The same with the file; the disagreements come back in words: empty when there are none.
+  std::string scan(const std::function<void(const SafetensorsFile&, const StoredTensor&)>& visit) const;
 
   // Opens every shard and compares with the index both ways, total_size included.
   void verify() const;
@@ -62,7 +68,7 @@ class CheckpointDir {
     return std::string_view(text_).substr(name.offset, name.length);
   }
   const Name* find(std::string_view name) const;
-  const SafetensorsFile& shard(uint32_t index) const;
+  std::shared_ptr<const SafetensorsFile> shard(uint32_t index) const;
   void read_index(const fs::path& path);
   void add_name(std::string_view name, uint32_t shard);
 
@@ -72,7 +78,8 @@ class CheckpointDir {
   std::vector<Name> names_;  // sorted
   std::optional<uint64_t> total_size_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<const SafetensorsFile>> shards_;
+  mutable std::shared_ptr<const SafetensorsFile> open_;  // the shard last asked for
+  mutable uint32_t open_index_ = 0;
 };
 
 struct ShardPlan {

@@ -94,8 +94,8 @@ TensorSpec spec_of(std::string name, const at::Tensor& tensor) {
 }
 
 at::Tensor tensor_view(const CheckpointDir& checkpoint, std::string_view name) {
-  CheckpointDir::Found found = checkpoint.at(name);
-  return view_of(*found.tensor, found.bytes, std::move(found.mapping));
+  const CheckpointDir::Found found = checkpoint.at(name);
+  return view_of(*found.tensor, found.bytes, found.file->mapping());
 }
 
 at::Tensor tensor_view(const SafetensorsFile& file, const StoredTensor& tensor) {

@@ -160,28 +160,53 @@ class HeaderParser : public StrictSax {
   std::vector<uint64_t> offsets_;
 };
 
+// Places that contradict each other: one error with the first ten.
+class Faults {
+ public:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    if (count_++ < 10) first_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  void raise(const std::string& where) const {
+    if (count_ == 0) return;
+    std::string text = count_ == 1 ? "" : fmt::format("{} faults: ", count_);
+    for (const auto& fault : first_) text += (&fault == &first_.front() ? "" : "; ") + fault;
+    fail("{}: {}{}", where, text, count_ > first_.size() ? "; ..." : "");
+  }
+
+ private:
+  size_t count_ = 0;
+  std::vector<std::string> first_;
+};
+
 // The ranges must have the size of their tensors and cover [0, data_size) exactly. Sorts by place in the
 // file.
 void check_layout(std::vector<StoredTensor>& tensors, uint64_t data_size, const std::string& where) {
+  Faults faults;
   for (const auto& t : tensors) {
-    check(t.begin <= t.end && t.end <= data_size, "{}: tensor '{}' lies at bytes {} to {} of {} data bytes",
-          where, t.name, t.begin, t.end, data_size);
-    const uint64_t bytes = checked_tensor_bytes(t, where);
-    check(t.end - t.begin == bytes, "{}: tensor '{}' {} {} needs {} bytes, its data_offsets give {}", where,
-          t.name, dtype_name(t.dtype), shape_text(t.shape), bytes, t.end - t.begin);
+    const auto bytes = tensor_bytes(t.dtype, t.shape);
+    if (t.begin > t.end || t.end > data_size) {
+      faults.add("tensor '{}' lies at bytes {} to {} of {} data bytes", t.name, t.begin, t.end, data_size);
+    } else if (!bytes) {
+      faults.add("tensor '{}' has the impossible shape {}", t.name, shape_text(t.shape));
+    } else if (t.end - t.begin != *bytes) {
+      faults.add("tensor '{}' {} {} needs {} bytes, its data_offsets give {}", t.name, dtype_name(t.dtype),
+                 shape_text(t.shape), *bytes, t.end - t.begin);
+    }
   }
+  faults.raise(where);
   std::ranges::stable_sort(tensors, {}, [](const StoredTensor& t) { return std::pair(t.begin, t.end); });
   uint64_t end = 0;
   const StoredTensor* before = nullptr;
   for (const auto& t : tensors) {
-    check(t.begin >= end, "{}: tensors '{}' and '{}' overlap at byte {} of the data", where,
-          before ? before->name : "", t.name, t.begin);
-    check(t.begin == end, "{}: {} bytes before tensor '{}' belong to no tensor", where, t.begin - end,
-          t.name);
-    end = t.end;
-    before = &t;
+    if (t.begin < end)
+      faults.add("tensors '{}' and '{}' overlap at byte {} of the data", before->name, t.name, t.begin);
+    if (t.begin > end) faults.add("{} bytes before tensor '{}' belong to no tensor", t.begin - end, t.name);
+    if (t.end >= end) before = &t;
+    end = std::max(end, t.end);
   }
-  check(end == data_size, "{}: {} bytes after the last tensor belong to no tensor", where, data_size - end);
+  if (end != data_size) faults.add("{} bytes after the last tensor belong to no tensor", data_size - end);
+  faults.raise(where);
 }
 
 }  // namespace

@@ -54,24 +54,6 @@ std::vector<const TensorSpec*> sorted_by_name(std::span<const TensorSpec> specs)
   return sorted;
 }
 
-// One kind of difference: the count, and the first few cases in words.
-class Cases {
- public:
-  void add(std::string text) {
-    if (count_++ < 10) first_.push_back(std::move(text));
-  }
-  int64_t count() const { return static_cast<int64_t>(count_); }
-  void print(std::string_view kind, std::string& out) const {
-    if (count_ == 0) return;
-    if (!out.empty()) out += '\n';
-    out += fmt::format("{} {}: {}", count_, kind, first_ten(first_, count_));
-  }
-
- private:
-  size_t count_ = 0;
-  std::vector<std::string> first_;
-};
-
 }  // namespace
 
 std::string_view dtype_name(Dtype dtype) {
@@ -107,6 +89,12 @@ uint64_t checked_tensor_bytes(const TensorSpec& spec, std::string_view where) {
   return *bytes;
 }
 
+void CaseList::print(std::string_view kind, std::string_view separator, std::string& out) const {
+  if (count_ == 0) return;
+  if (!out.empty()) out += separator;
+  out += fmt::format("{} {}: {}", count_, kind, first_ten(first_, static_cast<size_t>(count_)));
+}
+
 std::string shape_text(std::span<const int64_t> shape) {
   std::string text = "[";
   for (const int64_t dim : shape) text += fmt::format("{}{}", text.size() > 1 ? ", " : "", dim);
@@ -129,7 +117,7 @@ SpecDifferences compare_specs(std::span<const TensorSpec> expected, std::span<co
                               DtypeCheck dtypes) {
   const auto wants = sorted_by_name(expected);
   const auto has = sorted_by_name(found);
-  Cases missing, unexpected, misshapen, wrong_dtype;
+  CaseList missing, unexpected, misshapen, wrong_dtype;
   size_t w = 0, h = 0;
   while (w < wants.size() || h < has.size()) {
     const int order = w == wants.size() ? 1 : h == has.size() ? -1 : wants[w]->name.compare(has[h]->name);
@@ -154,10 +142,10 @@ SpecDifferences compare_specs(std::span<const TensorSpec> expected, std::span<co
     }
   }
   SpecDifferences result{missing.count(), unexpected.count(), misshapen.count(), wrong_dtype.count(), {}};
-  missing.print("missing", result.text);
-  unexpected.print("unexpected", result.text);
-  misshapen.print("of another shape", result.text);
-  wrong_dtype.print("of another type", result.text);
+  missing.print("missing", "\n", result.text);
+  unexpected.print("unexpected", "\n", result.text);
+  misshapen.print("of another shape", "\n", result.text);
+  wrong_dtype.print("of another type", "\n", result.text);
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace godwit::io {
@@ -54,6 +55,22 @@ bool is_sane_tensor_name(std::string_view name);
 
 // The first ten of `items` as "a, b, c", with ", ..." if `count` says that there are more.
 std::string first_ten(std::span<const std::string> items, size_t count);
+
+// One kind of fault in a long list: how many cases there are, and the first ten in words.
+class CaseList {
+ public:
+  void add(std::string text) {
+    if (count_++ < 10) first_.push_back(std::move(text));
+  }
+  bool empty() const { return count_ == 0; }
+  int64_t count() const { return count_; }
+  // Adds "3 missing: a, b, c" to `out`, after `separator` if that is not empty. Nothing without a case.
+  void print(std::string_view kind, std::string_view separator, std::string& out) const;
+
+ private:
+  int64_t count_ = 0;
+  std::vector<std::string> first_;
+};
 
 // What differs between the tensors a model wants and those a checkpoint has.
 struct SpecDifferences {

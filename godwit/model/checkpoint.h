@@ -1,7 +1,4 @@
-// Weights to and from a Hugging Face directory, in the released names and shapes: one tensor an expert,
-// convolutions [C, 1, W], AttnRes queries [1, D], A_log zero-padded to a multiple of 128 (K3; the padding
-// must be zero) or [1, 1, H, 1] (Kimi-Linear); [H] is read too. Routed experts may be stored as MXFP4
-// (weight_packed, weight_scale).
+// Weights to and from a Hugging Face directory in the released layout (layout.h).
 #pragma once
 
 #include <string>
@@ -10,9 +7,11 @@
 
 namespace godwit {
 
-// Reads config.json's model. Every tensor must be there with its shape; extra tensors are an error too
-// (vision tensors of a text-only load are passed over). Nothing is allocated before all names and shapes are
-// checked. Floating types are converted to `dtype`, parameters marked keep_fp32 to fp32.
+// Every tensor of `config` must be there with its shape and a type that converts; extra tensors are an error
+// too, the vision tower's and projector's (where the configuration has them) are named in a line and not
+// read. Nothing is allocated before all names, shapes and types of all files are checked. Floating types are
+// converted to `dtype`, MXFP4 experts dequantised, parameters marked keep_fp32 converted to fp32. Files are
+// read once, one after another.
 ModelWeights load_weights(const ModelConfig& config, const std::string& directory, at::Device device,
                           at::ScalarType dtype);
 

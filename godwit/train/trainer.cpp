@@ -224,8 +224,10 @@ void Run::save() {
   if (!group_.root()) return;
   const dist::Group::Busy busy(group_);
   at_.elapsed_s = elapsed();
-  const Checkpoint c{
-      .step = at_.steps, .meta = {{"recipe", to_toml(recipe_)}, {"position", at_}}, .tensors = state()};
+  const ModelConfig config = stage_config(config_, recipe_.stages[at_.stage]);
+  const Checkpoint c{.step = at_.steps,
+                     .meta = {{"recipe", to_toml(recipe_)}, {"config", to_json(config)}, {"position", at_}},
+                     .tensors = state()};
   metrics_.flush();
   save_checkpoint(out_ / "checkpoints", c, recipe_.checkpoint.keep);
 }

@@ -177,10 +177,11 @@ TEST(Checkpoint, NamesMissingUnexpectedAndMisshapenTensors) {
         t.erase(kLayer1 + "block_sparse_moe.experts.7.w3.weight");
         t["language_model.model.extra.weight"] = at::zeros({2});
         t["language_model.model.norm.weight"] = at::zeros({31});
-        t["vision_tower.patch_embed.proj.weight"] = at::zeros({2});  // passed over
+        t["vision_tower.patch_embed.proj.weight"] = at::zeros({2});  // the configuration has no vision
       },
       {"missing", kLayer1 + "self_attn.q_proj.weight", kLayer1 + "block_sparse_moe.experts.7.w3.weight",
-       "unexpected", "language_model.model.extra.weight", "language_model.model.norm.weight [31]", "[32]"});
+       "2 unexpected", "language_model.model.extra.weight", "vision_tower.patch_embed.proj.weight [2]",
+       "language_model.model.norm.weight [31]", "[32]"});
 }
 
 TEST(Checkpoint, RefusesIntegersAsWeights) {
@@ -188,7 +189,7 @@ TEST(Checkpoint, RefusesIntegersAsWeights) {
       [](Stored& t) {
         t[kLayer1 + "self_attn.q_proj.weight"] = at::zeros({32, 32}, at::kInt);
       },
-      {kLayer1 + "self_attn.q_proj.weight", "Int"});
+      {kLayer1 + "self_attn.q_proj.weight I32", "a type that cannot be converted"});
 }
 
 // The experts of one layer as MXFP4, the others as they are.
