@@ -152,7 +152,11 @@ def shards(s):
 
 
 def values(name, dtype, shape, heads, rng):
-    """Random bytes of one tensor, far from any initial value, so that every tensor counts."""
+    """Random bytes of one tensor, far from any initial value, so that every tensor counts. A large one repeats a
+    million of them: what matters then is how many there are."""
+    block = 1 << 20
+    if int(np.prod(shape)) > 2 * block:
+        return np.resize(values(name, dtype, [block // shape[-1], shape[-1]], heads, rng), shape)
     if name.endswith("weight_packed"):
         return rng.integers(0, 256, shape, dtype=np.uint8)
     if name.endswith("weight_scale"):

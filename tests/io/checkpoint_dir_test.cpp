@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <thread>
 
 #include "tests/io/safetensors_fixture.h"
@@ -75,6 +76,27 @@ TEST(CheckpointDir, ShardsOpenOnDemandFromManyThreads) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(CheckpointDir, HoldsOneHeader) {
+  const ScratchDir dir;
+  write_checkpoint(dir.path(), 64);
+  const CheckpointDir checkpoint(dir.path());
+  ASSERT_NE(checkpoint.shard_of("f64"), checkpoint.shard_of("empty"));
+  std::weak_ptr<const SafetensorsFile> first = checkpoint.at("f64").file;
+  EXPECT_FALSE(first.expired());
+  checkpoint.at("empty");
+  EXPECT_TRUE(first.expired());
+  std::vector<std::weak_ptr<const MappedFile>> maps;
+  int64_t held = 0;
+  checkpoint.scan([&](const SafetensorsFile& file, const StoredTensor&) {
+    if (maps.empty() || maps.back().lock() != file.mapping()) maps.push_back(file.mapping());
+    int64_t open = 0;
+    for (const auto& map : maps) open += !map.expired();
+    held = std::max(held, open);
+  });
+  EXPECT_EQ(maps.size(), checkpoint.shard_files().size());
+  EXPECT_EQ(held, 1);
 }
 
 TEST(CheckpointDir, PlansShardsAsReleased) {

@@ -230,5 +230,29 @@ TEST(Safetensors, RandomDamageNeverReachesOutside) {
   EXPECT_GT(refused, 200);
 }
 
+// Every contradiction of a header in one error: the first ten and the count.
+TEST(Safetensors, ManyFaultsAreOneError) {
+  const ScratchDir dir;
+  std::string header;
+  for (int i = 0; i < 15; ++i) {  // each should end at 4 i + 4
+    header += fmt::format("{}\"t{:02}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}",
+                          i ? "," : "{", i, 4 * i, 4 * i + (i == 0 ? 4 : 5));
+  }
+  const fs::path path = write_raw(dir, header + "}", 200);
+  expect_error([&] { SafetensorsFile{path}; },
+               {path.string() +
+                    ": 14 faults: tensor 't01' F32 [1] needs 4 bytes, its data_offsets give 5; tensor 't02'",
+                "tensor 't10'", "; ..."});
+  const fs::path overlaps = write_raw(dir,
+                                      R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                                      R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]},)"
+                                      R"("c":{"dtype":"U8","shape":[1],"data_offsets":[7,8]}})",
+                                      9);
+  expect_error(
+      [&] { SafetensorsFile{overlaps}; },
+      {"3 faults: tensors 'a' and 'b' overlap at byte 2 of the data; 1 bytes before tensor 'c' belong to no "
+       "tensor; 1 bytes after the last tensor belong to no tensor"});
+}
+
 }  // namespace
 }  // namespace godwit::io
