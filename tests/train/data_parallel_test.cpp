@@ -14,6 +14,22 @@
 namespace godwit {
 namespace {
 
+// Rank 1 alone has a weight that is not finite: no rank makes the step, and all know why.
+void expect_shared_fault(const Recipe& recipe, dist::Group& group) {
+  const RunData data = open_data(recipe);
+  const ModelConfig config = resolve_model(recipe, data);
+  ModelWeights weights = init_weights(config, 5, at::kCPU, at::kFloat);
+  const at::Tensor before = weights.lm_head.clone();
+  if (group.rank() == 1) weights.layers[1].kda->q_proj.view({-1})[0].fill_(NAN);
+  set_requires_grad(config, weights, true);
+  TrainStep step(recipe, config, weights, at::kCPU, group);
+  const auto loader = stage_loader(recipe, data, 0);
+  const StepResult result = step.run({.config = stage_config(config, recipe.stages[0]), .loader = *loader});
+  EXPECT_EQ(result.fault, StepFault::kNotFinite);
+  EXPECT_NE(result.what.find("layers.1.self_attn.q_proj.weight"), std::string::npos) << result.what;
+  EXPECT_TRUE(at::equal(weights.lm_head.detach(), before));
+}
+
 // Results of the first step (at learning rate 0: the weights stay) as named tensors: loss, gradients, biases,
 // loads.
 io::NamedTensors first_step(const Recipe& recipe, dist::Group& group) {
@@ -52,8 +68,13 @@ TEST(DataParallelRank, Worker) {
   if (!test::is_rank()) GTEST_SKIP() << "started by the next tests";
   const std::filesystem::path root = std::getenv("GODWIT_TEST_DIR");
   dist::Group group(dist::launch_from_environment(), at::kCPU, /*timeout_s=*/60);
-  const io::NamedTensors got =
-      first_step(test::tiny_recipe(root, "unused", options_of_case(std::getenv("GODWIT_TEST_CASE"))), group);
+  const std::string name = std::getenv("GODWIT_TEST_CASE");
+  const Recipe recipe = test::tiny_recipe(root, "unused", options_of_case(name));
+  if (name == "fault") {
+    expect_shared_fault(recipe, group);
+    return group.close();
+  }
+  const io::NamedTensors got = first_step(recipe, group);
   if (group.root()) io::save_tensors(root / "got.safetensors", got);
   group.close();
 }
@@ -110,6 +131,11 @@ TEST_F(DataParallel, TwoRanksAreTwoMicroBatches) {
     if (name == "loss") continue;  // summed in another order, in fp64
     EXPECT_TRUE(test::bit_equal(by_name.at(name), expected)) << name;
   }
+}
+
+TEST_F(DataParallel, AFaultOfOneRankIsAFaultOfAll) {
+  test::expect_ranks_succeed("DataParallelRank.Worker", 2,
+                             {{"GODWIT_TEST_DIR", root_.string()}, {"GODWIT_TEST_CASE", "fault"}});
 }
 
 // bf16 weights: the gradients of several micro-batches are added in fp32. Added in bf16 each sum would be a
