@@ -4,6 +4,9 @@
 // blocks of 256 of depth, each a chain of fused multiply-adds from zero in ascending order, the blocks added
 // in order. So row r of the result depends on row r of op(A) only, bit for bit: a batch and each of its rows
 // alone agree, which library GEMMs do not promise.
+//
+// B^T may be stored as int8 rows with a scale each: b_nk = int8 * scale_n, rounded to fp32 in registers, so
+// the bits are those of the product with that matrix in fp32.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +25,8 @@ struct Gemm {
   int64_t depth = 0;
   GemmOperand a;
   GemmOperand b;
+  const int8_t* b_int8 = nullptr;  // in place of b.data, [n][b.stride], with b.transposed
+  const float* b_scale = nullptr;  // [n]
   float* c = nullptr;
   int64_t c_stride = 0;
   bool accumulate = false;  // C +=

@@ -21,12 +21,21 @@ struct MoeShape {
   GluForm form;
 };
 
-// fp32, or bf16 (as its bits) if `bf16`.
+// How weights are stored. Only kFp32 and kBf16 (as its bits) have a backward. A weight is value * scale in
+// fp32:
+//   kInt8   a float a row: s1, s3 [E, I], s2 [E, L]
+//   kMxfp4  two values a byte and a power of two for 32 values (io/mxfp4.h): w1 [E, I, L / 2], s1 [E, I, L /
+//   32]
+//           and so on; L and I are multiples of 32
+enum class MoeFormat { kFp32, kBf16, kInt8, kMxfp4 };
 struct MoeWeights {
   const void* w1 = nullptr;
   const void* w3 = nullptr;
   const void* w2 = nullptr;
-  bool bf16 = false;
+  const void* s1 = nullptr;
+  const void* s3 = nullptr;
+  const void* s2 = nullptr;
+  MoeFormat format = MoeFormat::kFp32;
 };
 
 // Rows of `saved` and of the padded buffers are this many floats wide.

@@ -8,6 +8,7 @@
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
+#include "godwit/ops/ref/quantized_ref.h"
 
 namespace godwit::ops {
 namespace {
@@ -97,13 +98,56 @@ Tensor linear_composite(const Tensor& x, const Tensor& weight) {
   return needs_grad(x, weight) ? Linear::apply(x, weight) : op.call(x, weight);
 }
 
+std::tuple<Tensor, Tensor> quantize_int8_composite(const Tensor& w) {
+  check_float({"quantize_int8", "w", w}, w.dim());
+  TORCH_CHECK(w.dim() >= 1, "quantize_int8: w: expected at least one dimension");
+  const at::NoGradGuard no_grad;
+  const Tensor rows = w.to(at::kFloat), scale = rows.abs().amax(-1) / 127;
+  const Tensor divisor = scale.masked_fill(scale.eq(0), 1).unsqueeze(-1);
+  return {(rows / divisor).round().clamp(-127, 127).to(at::kChar), scale};
+}
+
+Tensor linear_int8_composite(const Tensor& x, const Tensor& values, const Tensor& scale) {
+  constexpr const char* op = "linear_int8";
+  const Argument x_arg{op, "x", x};
+  check_float(x_arg, x.dim());
+  check_type({op, "values", values}, at::kChar);
+  check_type({op, "scale", scale}, at::kFloat);
+  TORCH_CHECK(values.dim() == 2 && x.dim() >= 1 && x.size(-1) == values.size(1), op,
+              ": x: expected the last dimension of values ", values.sizes(), ", got shape ", x.sizes());
+  check_shape({op, "scale", scale}, {values.size(0)});
+  check_device({op, "values", values}, x_arg);
+  check_device({op, "scale", scale}, x_arg);
+  TORCH_CHECK(!needs_grad(x), op, ": has no gradient; call it without grad mode, or train with linear");
+  if (x.is_meta()) return at::empty(output_sizes(x, values), x.options());
+  if (!x.is_cpu() || x.scalar_type() == at::kDouble) {
+    return at::linear(x, ref::dequantize_int8(values, scale).to(x.scalar_type()));
+  }
+  const Tensor rows = as_rows(x.to(at::kFloat)), b = values.contiguous(), scales = scale.contiguous();
+  Tensor c = at::empty({rows.size(0), b.size(0)}, rows.options());
+  kernels::gemm({.m = rows.size(0),
+                 .n = b.size(0),
+                 .depth = b.size(1),
+                 .a = operand(rows, false),
+                 .b = {.data = nullptr, .stride = b.size(1), .transposed = true},
+                 .b_int8 = b.const_data_ptr<int8_t>(),
+                 .b_scale = scales.const_data_ptr<float>(),
+                 .c = c.mutable_data_ptr<float>(),
+                 .c_stride = b.size(0)});
+  return c.view(output_sizes(x, values)).to(x.scalar_type());
+}
+
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def("quantize_int8(Tensor w) -> (Tensor values, Tensor scale)");
+  m.def("linear_int8(Tensor x, Tensor values, Tensor scale) -> Tensor");
   m.def("linear(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_fwd(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_bwd(Tensor d_out, Tensor x, Tensor weight, bool[2] wanted) -> (Tensor d_x, Tensor d_weight)");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear", linear_composite);
+  m.impl("quantize_int8", quantize_int8_composite);
+  m.impl("linear_int8", linear_int8_composite);
 }
 TORCH_LIBRARY_IMPL(godwit, CPU, m) {
   m.impl("linear_fwd", fwd_cpu);
@@ -114,6 +158,16 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
 }
 
 }  // namespace
+
+std::tuple<Tensor, Tensor> quantize_int8(const Tensor& w) {
+  static const auto op = typed_op<decltype(quantize_int8_composite)>("godwit::quantize_int8");
+  return op.call(w);
+}
+
+Tensor linear_int8(const Tensor& x, const Tensor& values, const Tensor& scale) {
+  static const auto op = typed_op<decltype(linear_int8_composite)>("godwit::linear_int8");
+  return op.call(x, values, scale);
+}
 
 Tensor linear(const Tensor& x, const Tensor& weight) {
   static const auto op = typed_op<decltype(linear_composite)>("godwit::linear");

@@ -64,10 +64,11 @@ struct Weights {
     w1 = taken(a), w3 = taken(b), w2 = taken(c);
   }
   [[nodiscard]] kernels::MoeWeights view() const {
-    return {.w1 = w1.const_data_ptr(),
-            .w3 = w3.const_data_ptr(),
-            .w2 = w2.const_data_ptr(),
-            .bf16 = w1.scalar_type() == at::kBFloat16};
+    return {
+        .w1 = w1.const_data_ptr(),
+        .w3 = w3.const_data_ptr(),
+        .w2 = w2.const_data_ptr(),
+        .format = w1.scalar_type() == at::kBFloat16 ? kernels::MoeFormat::kBf16 : kernels::MoeFormat::kFp32};
   }
   Tensor w1, w3, w2;
 };

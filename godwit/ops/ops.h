@@ -53,6 +53,13 @@ Tensor rms_norm_gated(const Tensor& x, const Tensor& gate, const Tensor& weight,
 // for bit.
 Tensor linear(const Tensor& x, const Tensor& weight);
 
+// Rows of weights as int8: w [..., K] about values [..., K] * scale [...], scale = max |w| / 127 of the row.
+std::tuple<Tensor, Tensor> quantize_int8(const Tensor& w);
+
+// y = x (values * scale)^T; x [..., K], values int8 [N, K], scale [N] fp32. On the CPU the weights become
+// fp32 in registers: the bits of linear with that matrix in fp32. No gradient.
+Tensor linear_int8(const Tensor& x, const Tensor& values, const Tensor& scale);
+
 // Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate
 // tanh(g/beta_gate) sigmoid(g) (SiTU, arXiv:2607.24653 eq. 12), 0: g sigmoid(g). beta_up > 0: lin(u) =
 // beta_up tanh(u/beta_up), 0: u.
@@ -78,6 +85,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, cons
 // w1, w3 [E, I, L], w2 [E, L, I]. Returns u [T, L] in z's dtype. Gradients for z, weights, w1, w3, w2.
 Tensor moe_experts(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
                    const Tensor& w3, const Tensor& w2, double beta_gate, double beta_up);
+
+// moe_experts with packed weights, for inference; no gradient. Either int8, w1, w3 [E, I, L], w2 [E, L, I]
+// with a scale a row in fp32 (s1, s3 [E, I], s2 [E, L]), or MXFP4 as uint8 (io/mxfp4.h), w1, w3 [E, I, L/2],
+// w2 [E, L, I/2] with scales [E, I, L/32], [E, L, I/32]. On the CPU the bits of moe_experts with those
+// weights in fp32.
+struct QuantizedExperts {
+  Tensor w1, s1, w3, s3, w2, s2;
+};
+Tensor moe_experts_quantized(const Tensor& z, const Tensor& experts, const Tensor& weights,
+                             const QuantizedExperts& w, double beta_gate, double beta_up);
 
 // Quantile Balancing statistics (arXiv:2607.24653 section 2.3.3, App. D): adds the histogram of required bias
 // r = cutoff_t

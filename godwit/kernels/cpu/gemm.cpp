@@ -2,7 +2,7 @@
 // transposed, so that a tile's rows are neighbours); a panel of B stays in the first-level cache while all
 // its rows pass.
 #include "godwit/kernels/cpu/gemm_isa.h"
-#include "godwit/kernels/cpu/tile.h"
+#include "godwit/kernels/cpu/weight_rows.h"
 
 namespace godwit::kernels::GODWIT_ISA {
 namespace {
@@ -30,6 +30,10 @@ void panel_product(int64_t rows, int64_t depth, const float* block, const float*
   });
 }
 
+Int8Rows int8_rows(const Gemm& g) {
+  return {g.b_int8, g.b.stride, g.b_scale};
+}
+
 // A's rows [row, row + rows), depth [from, from + depth).
 void copy_block(const GemmOperand& a, int64_t row, int64_t rows, int64_t from, int64_t depth, float* block) {
   if (a.transposed) {
@@ -54,7 +58,11 @@ void gemm_pack(const Gemm& g, int64_t begin, int64_t end, float* panels) {
     if (g.b.transposed) {
       for (int64_t half = 0; half < kPanel; half += kLanes) {
         const int64_t at = first + half < g.n ? first + half : g.n;
-        pack_transposed(panel + half, g.b.data + at * g.b.stride, g.b.stride, g.n - at, g.depth, kPanel);
+        if (g.b_int8 != nullptr) {
+          pack_weight_rows(panel + half, int8_rows(g).from(at), g.n - at, g.depth, kPanel);
+        } else {
+          pack_transposed(panel + half, g.b.data + at * g.b.stride, g.b.stride, g.n - at, g.depth, kPanel);
+        }
       }
     } else if (columns > 0) {
       for (int64_t d = 0; d < g.depth; ++d) {
@@ -83,8 +91,8 @@ void gemm_block(const Gemm& g, int64_t row, int64_t rows, int64_t begin, int64_t
 namespace {
 
 // kLanes columns of C at a time: rows of B^T transposed in registers and used at once.
-template <int kRows>
-void few(const Gemm& g, int64_t begin, int64_t end) {
+template <int kRows, class Rows>
+void few(const Gemm& g, const Rows& b, int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; n += kLanes) {
     Vec total[kRows] = {};
     for (int64_t from = 0; from < g.depth; from += kGemmDepth) {
@@ -92,10 +100,9 @@ void few(const Gemm& g, int64_t begin, int64_t end) {
       Vec sum[kRows] = {};
       for (int64_t d = from; d < until; d += kLanes) {
         const int64_t depth = until - d < kLanes ? until - d : kLanes;
-        const float* at = g.b.data + n * g.b.stride + d;
-        prefetch_rows(at + kLanes * g.b.stride, g.b.stride, g.n - n - kLanes);
+        b.from(n + kLanes).prefetch(d, g.n - n - kLanes);
         Vec block[kLanes];
-        load_transposed(at, g.b.stride, g.n - n, depth, block);
+        b.from(n).load(d, g.n - n, depth, block);
         for (int64_t j = 0; j < depth; ++j) {
 #pragma GCC unroll 12
           for (int r = 0; r < kRows; ++r)
@@ -108,17 +115,12 @@ void few(const Gemm& g, int64_t begin, int64_t end) {
   }
 }
 
-}  // namespace
-
-int64_t gemm_few_rows() {
-  return kTallTile > 8 ? 8 : 4;
-}
-
-void gemm_few(const Gemm& g, int64_t begin, int64_t end) {
+template <class Rows>
+void few_rows(const Gemm& g, const Rows& b, int64_t begin, int64_t end) {
   switch (g.m) {
 #define GODWIT_FEW(n) \
   case n:             \
-    return few<n>(g, begin, end);
+    return few<n>(g, b, begin, end);
     GODWIT_FEW(1)
     GODWIT_FEW(2)
     GODWIT_FEW(3)
@@ -133,6 +135,17 @@ void gemm_few(const Gemm& g, int64_t begin, int64_t end) {
     default:
       __builtin_unreachable();
   }
+}
+
+}  // namespace
+
+int64_t gemm_few_rows() {
+  return kTallTile > 8 ? 8 : 4;
+}
+
+void gemm_few(const Gemm& g, int64_t begin, int64_t end) {
+  g.b_int8 != nullptr ? few_rows(g, int8_rows(g), begin, end)
+                      : few_rows(g, PlainRows<float>{g.b.data, g.b.stride}, begin, end);
 }
 
 }  // namespace godwit::kernels::GODWIT_ISA

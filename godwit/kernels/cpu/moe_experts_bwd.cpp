@@ -222,7 +222,7 @@ void backward(const MoeBackward& args, const MoeBackwardPart& task) {
 }  // namespace
 
 void moe_bwd_part(const MoeBackward& args, const MoeBackwardPart& task) {
-  args.w.bf16 ? backward<uint16_t>(args, task) : backward<float>(args, task);
+  args.w.format == MoeFormat::kBf16 ? backward<uint16_t>(args, task) : backward<float>(args, task);
 }
 
 }  // namespace godwit::kernels::GODWIT_ISA

@@ -2,27 +2,52 @@
 //   many rows   weights repacked by panels, products on register tiles, the gated unit panel by panel
 //   few rows    (decode) each weight read once, transposed in registers and used at once
 #include <algorithm>
+#include <type_traits>
 
 #include "godwit/kernels/cpu/glu_math.h"
 #include "godwit/kernels/cpu/moe_experts_isa.h"
 #include "godwit/kernels/cpu/moe_tile.h"
+#include "godwit/kernels/cpu/weight_rows.h"
 
 namespace godwit::kernels::GODWIT_ISA {
 namespace {
 
+// One expert's matrices, of one of the kinds of weight_rows.h.
+template <class Rows>
+struct ExpertRows {
+  Rows w1, w3, w2;
+};
+
+template <class Rows>
+ExpertRows<Rows> expert_rows(const MoeWeights& w, const MoeShape& s, int64_t e) {
+  const auto rows = [&](const void* data, const void* scale, int64_t count, int64_t width) {
+    if constexpr (std::is_same_v<Rows, Int8Rows>) {
+      return Rows{static_cast<const int8_t*>(data), width, static_cast<const float*>(scale)}.from(e * count);
+    } else if constexpr (std::is_same_v<Rows, Mxfp4Rows>) {
+      return Rows{static_cast<const uint8_t*>(data), width, static_cast<const uint8_t*>(scale)}.from(e *
+                                                                                                     count);
+    } else {
+      return Rows{static_cast<decltype(Rows::data)>(data), width}.from(e * count);
+    }
+  };
+  return {.w1 = rows(w.w1, w.s1, s.inner, s.width),
+          .w3 = rows(w.w3, w.s3, s.inner, s.width),
+          .w2 = rows(w.w2, w.s2, s.width, s.inner)};
+}
+
 // A [m, I] = glu(X W1^T, X W3^T) for kRows rows x[r]; inner rows a[r]; keep[r] (if not null) gets both
 // products.
-template <int kRows, class W>
-void few_rows_inner(const MoeShape& s, const Expert<W>& w, const GluConstants& glu,
+template <int kRows, class Rows>
+void few_rows_inner(const MoeShape& s, const ExpertRows<Rows>& w, const GluConstants& glu,
                     const float* const (&x)[kRows], float* const (&a)[kRows], float* const (&keep)[kRows]) {
   for (int64_t i0 = 0; i0 < s.inner; i0 += kLanes) {
     Vec g[kRows] = {}, u[kRows] = {};
     for (int64_t l0 = 0; l0 < s.width; l0 += kLanes) {
       const int64_t cols = std::min<int64_t>(kLanes, s.width - l0);
-      const auto multiply = [&](const W* matrix, Vec(&sum)[kRows]) {
+      const auto multiply = [&](const Rows& matrix, Vec(&sum)[kRows]) {
         Vec block[kLanes];
-        prefetch_rows(matrix + (i0 + kLanes) * s.width + l0, s.width, s.inner - i0 - kLanes);
-        load_transposed(matrix + i0 * s.width + l0, s.width, s.inner - i0, cols, block);
+        matrix.from(i0 + kLanes).prefetch(l0, s.inner - i0 - kLanes);
+        matrix.from(i0).load(l0, s.inner - i0, cols, block);
         for (int64_t j = 0; j < cols; ++j) {
           for (int r = 0; r < kRows; ++r) sum[r] = fma(splat(x[r][l0 + j]), block[j], sum[r]);
         }
@@ -41,16 +66,16 @@ void few_rows_inner(const MoeShape& s, const Expert<W>& w, const GluConstants& g
 }
 
 // Y [m, L] = A W2^T.
-template <int kRows, class W>
-void few_rows_outer(const MoeShape& s, const Expert<W>& w, const float* const (&a)[kRows],
+template <int kRows, class Rows>
+void few_rows_outer(const MoeShape& s, const ExpertRows<Rows>& w, const float* const (&a)[kRows],
                     float* const (&y)[kRows]) {
   for (int64_t l0 = 0; l0 < s.width; l0 += kLanes) {
     Vec sum[kRows] = {};
     for (int64_t i0 = 0; i0 < s.inner; i0 += kLanes) {
       const int64_t cols = std::min<int64_t>(kLanes, s.inner - i0);
       Vec block[kLanes];
-      prefetch_rows(w.w2 + (l0 + kLanes) * s.inner + i0, s.inner, s.width - l0 - kLanes);
-      load_transposed(w.w2 + l0 * s.inner + i0, s.inner, s.width - l0, cols, block);
+      w.w2.from(l0 + kLanes).prefetch(i0, s.width - l0 - kLanes);
+      w.w2.from(l0).load(i0, s.width - l0, cols, block);
       for (int64_t j = 0; j < cols; ++j) {
         for (int r = 0; r < kRows; ++r) sum[r] = fma(splat(a[r][i0 + j]), block[j], sum[r]);
       }
@@ -59,8 +84,8 @@ void few_rows_outer(const MoeShape& s, const Expert<W>& w, const float* const (&
   }
 }
 
-template <int kRows, class W>
-void few_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<W>& w) {
+template <int kRows, class Rows>
+void few_rows(const MoeForward& args, const MoeForwardPart& task, const ExpertRows<Rows>& w) {
   const MoeShape& s = args.shape;
   const GluConstants glu(s.form);
   const float* x[kRows];
@@ -80,8 +105,8 @@ void few_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<W
   few_rows_outer<kRows>(s, w, inner, y);
 }
 
-template <class W>
-void many_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<W>& w) {
+template <class Rows>
+void many_rows(const MoeForward& args, const MoeForwardPart& task, const ExpertRows<Rows>& w) {
   const MoeShape& s = args.shape;
   const GluConstants glu(s.form);
   const int64_t padded = moe_padded(s.inner), ldx = row_stride(s.width), lda = row_stride(s.inner);
@@ -96,7 +121,9 @@ void many_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<
                 [&](int64_t r) { std::memcpy(x + r * ldx, row(r), s.width * sizeof(float)); });
     float* saved = args.saved == nullptr ? nullptr : args.saved + begin * 2 * padded;
     for (int64_t i0 = 0; i0 < padded; i0 += kLanes) {
-      pack_pair(panel, w, s, i0);
+      const int64_t first = std::min(i0, s.inner), rows = s.inner - first;
+      pack_weight_rows(panel, w.w1.from(first), rows, s.width, kLanes);
+      pack_weight_rows(panel + kLanes, w.w3.from(first), rows, s.width, kLanes);
       gemm_panel<false>(m, s.width, x, ldx, panel, ZeroInit(), [&](int64_t r, Vec g, Vec u) {
         store(gu + r * kPanel, g);
         store(gu + r * kPanel + kLanes, u);
@@ -110,9 +137,9 @@ void many_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<
       }
     }
     for (int64_t l0 = 0; l0 < s.width; l0 += kPanel) {
-      pack_transposed(panel, w.w2 + l0 * s.inner, s.inner, s.width - l0, s.inner, kPanel);
+      pack_weight_rows(panel, w.w2.from(l0), s.width - l0, s.inner, kPanel);
       const int64_t half = std::min<int64_t>(l0 + kLanes, s.width);
-      pack_transposed(panel + kLanes, w.w2 + half * s.inner, s.inner, s.width - half, s.inner, kPanel);
+      pack_weight_rows(panel + kLanes, w.w2.from(half), s.width - half, s.inner, kPanel);
       gemm_panel<false>(m, s.inner, a, lda, panel, ZeroInit(), [&](int64_t r, Vec y0, Vec y1) {
         float* y = task.y + slots[r] * moe_padded(s.width) + l0;
         if (task.large) {
@@ -127,9 +154,9 @@ void many_rows(const MoeForward& args, const MoeForwardPart& task, const Expert<
   });
 }
 
-template <class W>
+template <class Rows>
 void forward(const MoeForward& args, const MoeForwardPart& task) {
-  const auto w = expert_of<W>(args.w, args.shape, task.part.expert);
+  const auto w = expert_rows<Rows>(args.w, args.shape, task.part.expert);
   switch (task.part.end - task.part.begin) {
     case 1:
       return few_rows<1>(args, task, w);
@@ -147,7 +174,16 @@ void forward(const MoeForward& args, const MoeForwardPart& task) {
 }  // namespace
 
 void moe_fwd_part(const MoeForward& args, const MoeForwardPart& task) {
-  args.w.bf16 ? forward<uint16_t>(args, task) : forward<float>(args, task);
+  switch (args.w.format) {
+    case MoeFormat::kFp32:
+      return forward<PlainRows<float>>(args, task);
+    case MoeFormat::kBf16:
+      return forward<PlainRows<uint16_t>>(args, task);
+    case MoeFormat::kInt8:
+      return forward<Int8Rows>(args, task);
+    case MoeFormat::kMxfp4:
+      return forward<Mxfp4Rows>(args, task);
+  }
 }
 
 void moe_combine(const MoeShape& s, int64_t begin, int64_t end, const float* y, const float* weights,
