@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/io/jsonl.h"
 
 namespace godwit::data {
 namespace {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // no part of the text
 
 bool is_jsonl(const fs::path& file) {
   const fs::path name = file.extension() == ".zst" ? file.stem() : file.filename();
@@ -70,7 +74,10 @@ void read_documents(const fs::path& file, const DocumentFn& visit) {
   }
   io::LineReader reader(file);
   std::string text;
-  while (const auto line = reader.next()) {
+  bool first = true;
+  while (auto line = reader.next()) {
+    if (std::exchange(first, false) && line->starts_with(kByteOrderMark))
+      line->remove_prefix(kByteOrderMark.size());
     if (!is_separator(*line)) {
       text += *line;
       continue;

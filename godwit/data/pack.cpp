@@ -185,10 +185,20 @@ void check_options(const PackOptions& options) {
         "data pack: the tokenizer's end token {} is not in its vocabulary of {}", t.eos_id, t.vocab_size);
 }
 
+// A directory of the user's own, perhaps the input itself, must not be lost to a slip.
+bool may_be_replaced(const fs::path& directory) {
+  std::error_code error;
+  return !fs::exists(directory, error) || fs::exists(directory / "manifest.json", error) ||
+         (fs::is_directory(directory, error) && fs::is_empty(directory, error));
+}
+
 }  // namespace
 
 PackSummary pack_corpus(const PackOptions& options) {
   check_options(options);
+  check(!options.replace || may_be_replaced(options.out),
+        "{}: only packed data (with a manifest.json) is replaced, and this is something else",
+        options.out.string());
   const std::vector<fs::path> files = list_inputs(options.inputs);
   uint64_t total = 0;
   for (const auto& file : files) {

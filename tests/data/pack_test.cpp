@@ -55,7 +55,9 @@ using Texts = std::vector<std::string>;
 TEST(Pack, DocumentsOfEveryKindOfFile) {
   const ScratchDir dir;
   put_file(dir / "one.txt", "whole\nfile\n");
-  put_file(dir / "many.txt", "a\nb\n\f\nc\f\n\f\r\n\f\n\fd\n\f");
+  put_file(dir / "many.txt",
+           "\xEF\xBB\xBF"
+           "a\nb\n\f\nc\f\n\f\r\n\f\n\fd\n\f");
   put_file(dir / "x.jsonl", "{\"text\": \"j\\u00e9\\n\", \"id\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"k\"}");
   std::string zst(1000, '\0');
   zst.resize(ZSTD_compress(zst.data(), zst.size(), "z1\n\f\nz2", 7, 3));
@@ -205,6 +207,11 @@ TEST(Pack, FailsWithOneClearLineAndLeavesNothing) {
   put_file(dir / "good.txt", "yz");
   pack_corpus(options);
   EXPECT_EQ(documents_of(TokenDataset(dir / "out")), Texts{"yz"});
+  fs::create_directory(dir / "mine");
+  put_file(dir / "mine/good.txt", "kept");
+  options.out = dir / "mine";
+  expect_error([&] { pack_corpus(options); }, {"mine: only packed data", "is replaced"});
+  EXPECT_TRUE(fs::exists(dir / "mine/good.txt"));
 }
 
 TEST(Pack, FullDiskNamesTheFile) {
