@@ -6,14 +6,21 @@ scripts/setup.sh
 scripts/build.sh godwit
 
 run=runs/quickstart
-if [[ -e $run/model/config.json && -z ${FORCE:-} ]]; then
-  printf '%s is trained already: FORCE=1 trains it anew. It writes:\n' "$run" >&2
-else
+# On Ctrl-C the training saves its state and ends well: without this the script would go on with half a model.
+trap 'printf "interrupted: the same command goes on from here\n" >&2; exit 130' INT TERM
+if [[ ! -e $run/metrics.jsonl || -n ${FORCE:-} ]]; then
   rm -rf "$run"
   mkdir -p "$run"
   build/godwit tokenizer train datasets/kjv.txt.zst --vocab-size 2048 --out "$run/tokenizer"
   build/godwit data pack datasets/kjv.txt.zst --tokenizer "$run/tokenizer" --holdout 0.03 --out "$run/data"
-  build/godwit train configs/recipes/quickstart.toml
+fi
+if [[ -e $run/finished ]]; then
+  printf '%s is trained already: FORCE=1 trains it anew. It writes:\n' "$run" >&2
+else
+  resume=()
+  if [[ -e $run/metrics.jsonl ]]; then resume=(--resume); fi
+  build/godwit train configs/recipes/quickstart.toml "${resume[@]}"
+  touch "$run/finished"
 fi
 
 echo
