@@ -1,6 +1,7 @@
-// `godwit chat`: a conversation in the terminal. The state is carried from turn to turn, nothing is fed
-// twice.
+// `godwit chat`: a conversation in the terminal. Every turn is a request with the whole conversation; what
+// was read before comes from the engine's prefix cache.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -12,12 +13,16 @@
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
 #include "godwit/infer/close_turn.h"
-#include "godwit/infer/session.h"
+#include "godwit/infer/generate.h"
+#include "godwit/model/forward.h"
+#include "godwit/ops/ops.h"
 #include "godwit/text/chat_format.h"
 #include "godwit/text/chat_parser.h"
 
 namespace godwit::cli {
 namespace {
+
+constexpr int64_t kChatContext = 131072;  // tokens a conversation may have, if the model has as many
 
 volatile std::sig_atomic_t g_interrupted = 0;
 
@@ -81,12 +86,29 @@ double knows_format(const LoadedModel& model, const ChatOptions& options) {
   const int32_t open = model.tokenizer.special_id(kOpen);
   while (ids.back() != open) ids.pop_back();
   ids.pop_back();
-  return Session(model).feed(ids).softmax(0)[open].item<double>();
+  const at::NoGradGuard no_grad;
+  const at::Tensor batch = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
+  const PackedBatch prompt{.ids = batch.to(model.device), .cu_seqlens = make_cu_seqlens({batch.numel()})};
+  const at::Tensor hidden = forward_hidden(model.config, model.weights, prompt).slice(0, -1);
+  const at::Tensor logits = ops::linear(hidden, head_weight(model.config, model.weights)).to(at::kFloat);
+  return logits[0].softmax(0)[open].item<double>();
 }
 
-// One answer, streamed. Returns the message as far as it came, its end always in the session's state.
-ChatMessage answer(const LoadedModel& model, Session& session, const std::vector<int32_t>& ids,
-                   const GenerateOptions& generation, bool thinking) {
+// What the conversation has so far, and how it goes on.
+struct Conversation {
+  const LoadedModel& model;
+  Engine& engine;
+  Request request;  // without its prompt
+  bool thinking = true;
+  std::vector<int32_t> ids = {};
+
+  void add(const std::vector<int32_t>& more) { ids.insert(ids.end(), more.begin(), more.end()); }
+};
+
+// One answer, streamed. Returns the message as far as it came; the conversation then holds it and its end.
+ChatMessage answer(Conversation& conversation) {
+  const LoadedModel& model = conversation.model;
+  const bool thinking = conversation.thinking;
   ChatParser parser(model.tokenizer, thinking);
   Printer printer;
   ChatMessage assistant;
@@ -96,17 +118,25 @@ ChatMessage answer(const LoadedModel& model, Session& session, const std::vector
     printer.print(events);
   };
   const CatchInterrupt guard;
-  const Generation out = session.generate(ids, generation, [&](int32_t id) {
+  Request request = conversation.request;
+  request.prompt = conversation.ids;
+  request.on_token = [&](int64_t, const DrawnToken& token) {
     std::vector<ChatEvent> events;
-    parser.push(id, events);
+    parser.push(token.id, events);
     show(events);
     return g_interrupted == 0;
-  });
+  };
+  const Generation out = generate(conversation.engine, std::move(request));
   std::vector<ChatEvent> events;
   parser.finish(events);
   show(events);
-  const bool cut = out.finish_reason != "stop";
-  if (cut) session.feed(encode_chat(close_turn(model.tokenizer, out.ids, thinking), model.tokenizer).ids);
+  conversation.add(out.ids);
+  const bool cut = out.finish.reason != FinishReason::kStop;
+  if (cut) {
+    conversation.add(encode_chat(close_turn(model.tokenizer, out.ids, thinking), model.tokenizer).ids);
+  } else {
+    conversation.add({out.finish.stop_id});
+  }
   write_out(cut ? "...\n" : "\n");
   return assistant;
 }
@@ -117,12 +147,17 @@ int run_chat(const ChatArgs& args) {
   const LoadedModel model = load(args.model);
   ChatOptions options;
   options.thinking = !args.no_thinking;
-  const GenerateOptions generation{
-      .sampling = sampling_params(args.model),
-      .max_tokens = args.model.max_tokens,
-      .stop_ids = {model.tokenizer.special_id(kEndOfMsg)},
-      .allowed_specials = {model.tokenizer.special_id(kOpen), model.tokenizer.special_id(kClose),
-                           model.tokenizer.special_id(kSep)}};
+  Engine engine(model, single_sequence(model, kChatContext));
+  Conversation conversation{
+      .model = model,
+      .engine = engine,
+      .request = {.prompt = {},
+                  .sampling = sampling_params(args.model),
+                  .max_tokens = args.model.max_tokens,
+                  .stop_ids = {model.tokenizer.special_id(kEndOfMsg)},
+                  .allowed_specials = {model.tokenizer.special_id(kOpen), model.tokenizer.special_id(kClose),
+                                       model.tokenizer.special_id(kSep)}},
+      .thinking = options.thinking};
   if (const double p = knows_format(model, options); p < 0.5) {
     fmt::print(stderr,
                "godwit: this model has not learnt the chat format (<|open|> has probability {:.2g} where it "
@@ -130,7 +165,6 @@ int run_chat(const ChatArgs& args) {
                p);
   }
   const bool person = ::isatty(STDIN_FILENO) == 1;
-  Session session(model);
   std::optional<ChatMessage> last;
   std::string line;
   while (true) {
@@ -141,7 +175,8 @@ int run_chat(const ChatArgs& args) {
     if (!last && !args.system.empty()) next.push_back(message(ChatRole::kSystem, args.system));
     next.push_back(message(ChatRole::kUser, line));
     const auto segments = last ? render_continuation(*last, next, options) : render_chat(next, options);
-    last = answer(model, session, encode_chat(segments, model.tokenizer).ids, generation, options.thinking);
+    conversation.add(encode_chat(segments, model.tokenizer).ids);
+    last = answer(conversation);
   }
   if (person) write_out("\n");
   return 0;

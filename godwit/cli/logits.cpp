@@ -41,7 +41,7 @@ int run_logits(const LogitsArgs& args) {
   if (args.split.empty()) {
     append(forward_logits(config, weights, {.ids = all, .cu_seqlens = make_cu_seqlens({tokens})}), writer);
   } else {
-    ModelState state = make_state(config, 1, device, weights.embed.scalar_type());
+    ModelState state(config, {.sequences = 1}, device, weights.embed.scalar_type());
     int64_t at = 0;
     for (const int64_t piece : args.split) {
       const PackedBatch batch{.ids = all.narrow(0, at, piece), .cu_seqlens = make_cu_seqlens({piece})};

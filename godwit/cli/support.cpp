@@ -38,6 +38,10 @@ SamplingParams sampling_params(const ModelArgs& args) {
   return {.temperature = args.temperature, .top_p = args.top_p, .top_k = args.top_k, .seed = args.seed};
 }
 
+EngineOptions single_sequence(const LoadedModel& model, int64_t tokens) {
+  return {.max_sequences = 1, .cache_tokens = std::min(tokens, model.config.max_position) + 2 * kLatentPage};
+}
+
 void write_out(std::string_view text) {
   const bool ok = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   check(ok, "stdout: {}", std::error_code(errno, std::generic_category()).message());

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "godwit/cli/commands.h"
-#include "godwit/infer/session.h"
+#include "godwit/infer/engine.h"
 
 namespace godwit::cli {
 
@@ -27,6 +27,8 @@ std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype);
 
 LoadedModel load(const ModelArgs& args);
 SamplingParams sampling_params(const ModelArgs& args);
+// An engine for one sequence of up to `tokens` tokens, as far as the model's context goes.
+EngineOptions single_sequence(const LoadedModel& model, int64_t tokens);
 
 // To stdout at once. A closed pipe ends the process quietly (main.cpp), any other fault is an Error.
 void write_out(std::string_view text);

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "godwit/infer/session.h"
+#include "godwit/infer/model.h"
 #include "godwit/model/evaluate.h"
 
 namespace godwit {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "godwit/infer/session.h"
+#include "godwit/infer/model.h"
 
 namespace godwit {
 

@@ -49,29 +49,64 @@ std::vector<Candidate> candidates(const float* logits, const bool* forbidden, in
   return all;
 }
 
+// `row` with bias and penalties; undefined when there are none.
+at::Tensor adjusted(const at::Tensor& row, const SamplingParams& params, const TokenHistory* history) {
+  const bool counts = params.presence_penalty != 0 || params.frequency_penalty != 0;
+  const bool repeats = params.repetition_penalty != 1.0;
+  if (params.logit_bias.empty() && !(history && (counts || repeats))) return {};
+  at::Tensor out = row.clone();
+  float* p = out.data_ptr<float>();
+  const auto repeat = [&](int32_t id) {
+    const auto penalty = static_cast<float>(params.repetition_penalty);
+    p[id] = p[id] > 0 ? p[id] / penalty : p[id] * penalty;
+  };
+  if (history) {
+    for (const auto& [id, times] : history->drawn) {
+      if (repeats) repeat(id);
+      p[id] -= static_cast<float>(params.presence_penalty + params.frequency_penalty * times);
+    }
+    for (const int32_t id : history->prompt) {
+      if (repeats && !history->drawn.contains(id)) repeat(id);
+    }
+  }
+  for (const auto& [id, bias] : params.logit_bias) {
+    check(id >= 0 && id < row.numel(), "logit_bias: id {} lies outside the vocabulary of {}", id,
+          row.numel());
+    p[id] += static_cast<float>(bias);
+  }
+  return out;
+}
+
+double log_normaliser(const float* p, int64_t size, double largest) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; ++i) sum += std::exp(p[i] - largest);
+  return largest + std::log(sum);
+}
+
 }  // namespace
 
 Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t position,
-               const at::Tensor& forbidden) {
+               const at::Tensor& forbidden, const TokenHistory* history) {
   check(logits.dim() == 1 && logits.scalar_type() == at::kFloat && logits.device().is_cpu(),
         "sample: logits must be [V] fp32 on the CPU");
   const at::Tensor row = logits.contiguous();
   const int64_t size = row.numel();
-  const float* p = row.data_ptr<float>();
-  const bool* banned = forbidden.defined() ? forbidden.data_ptr<bool>() : nullptr;
+  const float* raw = row.data_ptr<float>();
   double largest = -std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < size; ++i) {
+    check(!std::isnan(raw[i]), "sample: the logit of token {} at position {} is NaN", i, position);
+    largest = std::max(largest, static_cast<double>(raw[i]));
+  }
+  const at::Tensor changed = adjusted(row, params, history);
+  const float* p = changed.defined() ? changed.data_ptr<float>() : raw;
+  const bool* banned = forbidden.defined() ? forbidden.data_ptr<bool>() : nullptr;
   int64_t best = -1;
   for (int64_t i = 0; i < size; ++i) {
-    check(!std::isnan(p[i]), "sample: the logit of token {} at position {} is NaN", i, position);
-    largest = std::max(largest, static_cast<double>(p[i]));
     if ((!banned || !banned[i]) && (best < 0 || p[i] > p[best])) best = i;
   }
   check(best >= 0 && std::isfinite(largest), "sample: no token can be drawn at position {}", position);
-  double normaliser = 0.0;
-  for (int64_t i = 0; i < size; ++i) normaliser += std::exp(p[i] - largest);
-  const auto result = [&](int64_t id) {
-    return Sampled{.id = id, .logprob = p[id] - largest - std::log(normaliser)};
-  };
+  const double normaliser = log_normaliser(raw, size, largest);
+  const auto result = [&](int64_t id) { return Sampled{.id = id, .logprob = raw[id] - normaliser}; };
   if (params.temperature <= 0.0) return result(best);
 
   const std::vector<Candidate> drawn_from = candidates(p, banned, size, params);
@@ -83,6 +118,21 @@ Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t p
     if (left < 0) return result(c.id);
   }
   return result(drawn_from.back().id);
+}
+
+std::vector<std::pair<int32_t, double>> likeliest(const at::Tensor& logits, int64_t count) {
+  const at::Tensor row = logits.contiguous();
+  const float* p = row.data_ptr<float>();
+  const int64_t size = row.numel();
+  count = std::min(count, size);
+  std::vector<int32_t> order(size);
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + count, order.end(),
+                    [&](int32_t a, int32_t b) { return p[a] != p[b] ? p[a] > p[b] : a < b; });
+  const double normaliser = size > 0 ? log_normaliser(p, size, p[order[0]]) : 0.0;
+  std::vector<std::pair<int32_t, double>> out;
+  for (int64_t i = 0; i < count; ++i) out.emplace_back(order[i], p[order[i]] - normaliser);
+  return out;
 }
 
 }  // namespace godwit

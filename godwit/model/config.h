@@ -3,6 +3,7 @@
 // released configuration class's defaults.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -38,6 +39,7 @@ struct MlaConfig {
   int64_t window = 0;  // > 0: sliding window of the (global) attention
 
   int64_t qk_dim() const { return nope_dim + rope_dim; }
+  double scale() const { return 1.0 / std::sqrt(static_cast<double>(qk_dim())); }
 };
 
 enum class RouterInput { kHidden, kLatent };

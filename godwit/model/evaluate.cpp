@@ -32,7 +32,7 @@ void for_each_piece(const ModelConfig& config, const ModelWeights& weights, cons
                     const std::function<void(int64_t begin, const Tensor& hidden)>& visit) {
   const at::NoGradGuard no_grad;
   check(piece > 0, "evaluation: pieces must have a token, got {}", piece);
-  ModelState state = make_state(config, 1, ids.device(), weights.embed.scalar_type());
+  ModelState state(config, {.sequences = 1}, ids.device(), weights.embed.scalar_type());
   for (int64_t begin = 0; begin < ids.size(0); begin += piece) {
     const int64_t n = std::min(piece, ids.size(0) - begin);
     const PackedBatch batch{.ids = ids.narrow(0, begin, n), .cu_seqlens = make_cu_seqlens({n})};

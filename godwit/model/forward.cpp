@@ -38,7 +38,9 @@ struct LayerCall {
   const LayerWeights& weights;
   int64_t layer;
   Tensor cu_seqlens;
+  Tensor position;
   LayerState* state;
+  std::shared_ptr<const StatePlaces> places;  // with a state
   ForwardOptions options;
 };
 
@@ -61,12 +63,14 @@ struct AttachLoss : torch::autograd::Function<AttachLoss> {
 Tensor token_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
   if (call.weights.kda) {
     return kda_layer(call.config, *call.weights.kda, x, call.cu_seqlens,
-                     call.state ? &call.state->kda : nullptr);
+                     call.state ? &call.state->kda : nullptr, call.places.get());
   }
   Tensor max_logit;
   const bool watch = first_run && call.options.on_max_logit;
   const MlaContext context{.cu_seqlens = call.cu_seqlens,
-                           .cache = call.state ? &call.state->latent : nullptr,
+                           .position = call.position,
+                           .pages = call.state ? &call.state->pages : nullptr,
+                           .places = call.places.get(),
                            .max_logit = watch ? &max_logit : nullptr,
                            .qk_limit = call.options.qk_limit};
   const Tensor out = mla_layer(call.config, *call.weights.mla, x, context);
@@ -175,11 +179,63 @@ void check_inputs(const ModelConfig& config, const PackedBatch& batch, const Mod
           "forward: token ids must lie in [0, {}), found {} to {}", config.vocab_size, low.item<int64_t>(),
           high.item<int64_t>());
   }
-  if (!state) return;
-  check(!at::GradMode::is_enabled(), "forward: a state cannot be used with gradients");
-  check(state->sequences() == batch.cu_seqlens.numel() - 1,
-        "forward: the state has {} sequences, the batch {}", state->sequences(),
+  if (state) check(!at::GradMode::is_enabled(), "forward: a state cannot be used with gradients");
+}
+
+// Makes room in the state and says where its sequences stand.
+StatePlaces place(const PackedBatch& batch, ModelState& state) {
+  const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
+  std::vector<int64_t> sequences = batch.sequences;
+  if (sequences.empty()) {
+    for (int64_t n = 0; n < state.sequences(); ++n) sequences.push_back(n);
+  }
+  const auto N = static_cast<int64_t>(sequences.size());
+  check(N == batch.cu_seqlens.numel() - 1, "forward: the state has {} sequences, the batch {}", N,
         batch.cu_seqlens.numel() - 1);
+  StatePlaces out;
+  out.slots = at::tensor(sequences, at::kLong);
+  out.lengths = at::empty({N}, at::kLong);
+  std::vector<bool> seen(state.sequences(), false);
+  int64_t most_pages = 1;
+  for (int64_t i = 0; i < N; ++i) {
+    const int64_t n = sequences[i], tokens = cu[i + 1] - cu[i];
+    check(n >= 0 && n < state.sequences() && !seen[n], "forward: sequence {} is not one of {} or comes twice",
+          n, state.sequences());
+    seen[n] = true;
+    check(state.reserve(n, tokens), "forward: the state has no pages for {} more tokens of sequence {}",
+          tokens, n);
+    if (tokens == 1) {
+      check(out.steps == i, "forward: with a state, sequences of one token come first");
+      ++out.steps;
+    }
+    out.lengths.data_ptr<int64_t>()[i] = state.length(n) + tokens;
+    most_pages = std::max(most_pages, state.sequence(n).pages.size());
+  }
+  out.table = at::zeros({N, most_pages}, at::kInt);
+  out.rows = at::empty({cu[N]}, at::kLong);
+  for (int64_t i = 0; i < N; ++i) {
+    const SequenceState& sequence = state.sequence(sequences[i]);
+    auto* table = out.table.data_ptr<int32_t>() + i * most_pages;
+    for (int64_t page = 0; page < sequence.pages.size(); ++page) table[page] = sequence.pages[page];
+    for (int64_t t = cu[i]; t < cu[i + 1]; ++t) {
+      const int64_t at = sequence.length + t - cu[i];
+      out.rows.data_ptr<int64_t>()[t] = table[at / kLatentPage] * kLatentPage + at % kLatentPage;
+    }
+  }
+  out.slots_on = out.slots.to(batch.ids.device());
+  out.rows = out.rows.to(batch.ids.device());
+  return out;
+}
+
+// Positions [T] of the batch's tokens in their sequences.
+Tensor positions(const PackedBatch& batch, const StatePlaces* places) {
+  const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
+  Tensor out = at::empty({batch.ids.size(0)}, at::kLong);
+  for (int64_t n = 0; n + 1 < batch.cu_seqlens.numel(); ++n) {
+    const int64_t end = places ? places->lengths[n].item<int64_t>() : cu[n + 1] - cu[n];
+    for (int64_t t = cu[n]; t < cu[n + 1]; ++t) out.data_ptr<int64_t>()[t] = end - (cu[n + 1] - t);
+  }
+  return out.to(batch.ids.device());
 }
 
 }  // namespace
@@ -187,6 +243,8 @@ void check_inputs(const ModelConfig& config, const PackedBatch& batch, const Mod
 Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                       ModelState* state, const ForwardOptions& options) {
   check_inputs(config, batch, state);
+  const auto places = state ? std::make_shared<const StatePlaces>(place(batch, *state)) : nullptr;
+  const Tensor position = config.mla.rotary ? positions(batch, places.get()) : Tensor();
   Stream stream;
   const Tensor embedded = at::embedding(weights.embed, batch.ids);
   if (config.attn_res == AttnResKind::kFull)
@@ -195,12 +253,15 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
     stream.partial = embedded;
   const bool recompute = options.recompute && at::GradMode::is_enabled();
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const auto call = std::make_shared<LayerCall>(LayerCall{.config = config,
-                                                            .weights = weights.layers[layer],
-                                                            .layer = layer,
-                                                            .cu_seqlens = batch.cu_seqlens,
-                                                            .state = state ? &state->layers[layer] : nullptr,
-                                                            .options = options});
+    const auto call =
+        std::make_shared<LayerCall>(LayerCall{.config = config,
+                                              .weights = weights.layers[layer],
+                                              .layer = layer,
+                                              .cu_seqlens = batch.cu_seqlens,
+                                              .position = position,
+                                              .state = state ? &state->layers()[layer] : nullptr,
+                                              .places = places,
+                                              .options = options});
     const std::vector<Tensor> sources = stream.sources();
     const std::vector<Tensor> added = recompute ? Recompute::apply(call, at::TensorList(sources))
                                                 : decoder_layer(*call, stream, /*first_run=*/true);
@@ -209,7 +270,8 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   }
   if (state) {
     const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
-    for (int64_t n = 0; n < state->sequences(); ++n) state->lengths[n] += cu[n + 1] - cu[n];
+    const auto* slots = places->slots.data_ptr<int64_t>();
+    for (int64_t n = 0; n + 1 < batch.cu_seqlens.numel(); ++n) state->advance(slots[n], cu[n + 1] - cu[n]);
   }
   const Tensor h = mix(config, stream, weights.out_res_norm, weights.out_res_query);
   return ops::rms_norm(h, weights.norm, config.rms_norm_eps);

@@ -16,6 +16,9 @@ namespace godwit {
 struct PackedBatch {
   at::Tensor ids;         // [T] int64 on the model's device
   at::Tensor cu_seqlens;  // [N+1] int64 on the CPU
+  // With a state: which of its sequences these are, all different; empty = all of them, in order. Sequences
+  // that bring one token come first (they take the step forms).
+  std::vector<int64_t> sequences = {};
 };
 
 // What the router of one MoE layer decided.
@@ -46,9 +49,9 @@ struct ForwardOptions {
 };
 
 // Final hidden states [T, D] after the last norm; logits = linear(hidden, head_weight()). With a state the
-// sequences go on from it (state sequence n is batch sequence n) and it is advanced; without one they start
-// empty. A state and gradients exclude each other. Throws Error when a token id lies outside the vocabulary
-// or the state does not fit the batch.
+// sequences go on from it and it is advanced; without one they start empty. A state and gradients exclude
+// each other. Throws Error when a token id lies outside the vocabulary, the state does not fit the batch or
+// has too few pages (nothing is advanced then).
 at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                           ModelState* state = nullptr, const ForwardOptions& options = {});
 

@@ -7,20 +7,33 @@
 
 namespace godwit {
 
-// Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given.
+// Where the sequences of one call with a state stand in it; the same for every layer.
+struct StatePlaces {
+  int64_t steps = 0;    // the first sequences that bring one token each: they take the step forms
+  at::Tensor slots;     // [N] int64 on the CPU
+  at::Tensor slots_on;  // the same on the model's device
+  at::Tensor table;     // [N, M] int32 on the CPU: pages of each sequence
+  at::Tensor lengths;   // [N] int64 on the CPU: tokens of each sequence after this call
+  at::Tensor rows;  // [T] int64 on the device: where the new tokens' rows lie in a layer's flattened pages
+};
+
+// Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given, together
+// with `places`.
 at::Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const at::Tensor& x,
-                     const at::Tensor& cu_seqlens, KdaState* state);
+                     const at::Tensor& cu_seqlens, KdaState* state, const StatePlaces* places);
 
 struct MlaContext {
-  const at::Tensor& cu_seqlens;               // [N+1]
-  std::vector<LatentCache>* cache = nullptr;  // [N], or null
+  const at::Tensor& cu_seqlens;         // [N+1]
+  const at::Tensor& position;           // [T] int64 on the device, used by rotation alone
+  at::Tensor* pages = nullptr;          // of this layer, or null
+  const StatePlaces* places = nullptr;  // goes with `pages`
   // Where given, receives max logits [H] (see ForwardOptions).
   at::Tensor* max_logit = nullptr;
   double qk_limit = 0.0;
 };
 
-// Gated multi-head latent attention (report section 2.1.2, eq. 7): expanded form, or the absorbed form when
-// every sequence brings one token to a cache.
+// Gated multi-head latent attention (report section 2.1.2, eq. 7): expanded form, or the absorbed form for
+// sequences that bring one token to their pages.
 at::Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const at::Tensor& x,
                      const MlaContext& context);
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
 #include <limits>
 
 #include "godwit/base/check.h"
@@ -20,17 +19,6 @@ struct Projected {
   Tensor q_pe;    // [T, H, P]
   Tensor latent;  // [T, R + P]: normalised latent | k_pe
 };
-
-// Positions [T] of the batch's tokens; sequence n starts at offsets[n].
-Tensor positions(const Tensor& cu_seqlens, const std::vector<LatentCache>* cache, at::Device device) {
-  const auto* cu = cu_seqlens.data_ptr<int64_t>();
-  std::vector<Tensor> parts;
-  for (int64_t n = 0; n + 1 < cu_seqlens.numel(); ++n) {
-    const int64_t start = cache ? (*cache)[n].length : 0;
-    parts.push_back(at::arange(start, start + cu[n + 1] - cu[n], at::kLong));
-  }
-  return at::cat(parts).to(device);
-}
 
 // Rotates interleaved pairs of the last dimension: t [T, ..., P], position [T] (RoFormer, arXiv:2104.09864).
 Tensor rotate(const Tensor& t, const Tensor& position, double theta) {
@@ -57,9 +45,8 @@ Projected project(const ModelConfig& config, const MlaWeights& w, const Tensor& 
   Projected out{.q_nope = q_parts[0], .q_pe = q_parts[1], .latent = {}};
   Tensor k_pe = kv_parts[1];
   if (m.rotary) {
-    const Tensor position = positions(context.cu_seqlens, context.cache, x.device());
-    out.q_pe = rotate(out.q_pe, position, m.rope_theta);
-    k_pe = rotate(k_pe, position, m.rope_theta);
+    out.q_pe = rotate(out.q_pe, context.position, m.rope_theta);
+    k_pe = rotate(k_pe, context.position, m.rope_theta);
   }
   out.latent = at::cat({normed, k_pe}, -1);
   return out;
@@ -88,25 +75,18 @@ Tensor max_logits(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens, do
   return largest;
 }
 
-// One new token a sequence against its cache; keys and values stay compressed (W_UK folded into q, W_UV into
-// the output). Returns [T, H, V]. window > 0: only the last `window` rows.
-Tensor absorbed(const MlaConfig& m, const MlaWeights& w, const Projected& p,
-                const std::vector<LatentCache>& cache, int64_t window) {
-  const int64_t N = p.q_nope.size(0), R = m.kv_lora_rank;
+// The first `places.steps` sequences' one new token each against its pages; keys and values stay compressed
+// (W_UK folded into q, W_UV into the output). Returns [steps, H, V]. window > 0: only the last `window` rows.
+Tensor absorbed(const MlaConfig& m, const MlaWeights& w, const Projected& p, const Tensor& pages,
+                const StatePlaces& places, int64_t window) {
+  const int64_t n = places.steps, R = m.kv_lora_rank;
   const auto kv_b =
       w.kv_b.view({m.heads, m.nope_dim + m.v_dim, R}).split_with_sizes({m.nope_dim, m.v_dim}, 1);
-  const Tensor q_latent = at::bmm(p.q_nope.transpose(0, 1), kv_b[0]).transpose(0, 1);  // [N, H, R]
-  const Tensor query = at::cat({q_latent, p.q_pe}, -1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(m.qk_dim()));
-  std::vector<Tensor> outputs;
-  for (int64_t n = 0; n < N; ++n) {
-    Tensor rows = cache[n].view();
-    if (window > 0 && rows.size(0) > window) rows = rows.narrow(0, rows.size(0) - window, window);
-    const Tensor scores = at::matmul(query[n], rows.t()).to(at::kFloat) * scale;  // [H, S]
-    outputs.push_back(at::matmul(at::softmax(scores, -1).to(rows.scalar_type()), rows.narrow(1, 0, R)));
-  }
-  const Tensor o_latent = at::stack(outputs);  // [N, H, R]
-  return at::bmm(o_latent.transpose(0, 1), kv_b[1].transpose(1, 2)).transpose(0, 1);
+  const Tensor q_latent = ops::linear_heads(p.q_nope.slice(0, 0, n), kv_b[0].transpose(1, 2));  // [n, H, R]
+  const Tensor query = at::cat({q_latent, p.q_pe.slice(0, 0, n)}, -1);
+  const Tensor o_latent = ops::mla_decode(query, pages, places.table.slice(0, 0, n),
+                                          places.lengths.slice(0, 0, n), R, m.scale(), window);
+  return ops::linear_heads(o_latent, kv_b[1]);
 }
 
 // Keys [S, H, C + P] and values [S, H, V] from latent rows [S, R + P].
@@ -120,18 +100,36 @@ std::pair<Tensor, Tensor> expand(const MlaConfig& m, const MlaWeights& w, const 
   return {at::cat({kv[0], k_pe}, -1), kv[1].contiguous()};
 }
 
-// Appends the new rows to the caches; returns all rows of all sequences and their offsets.
-std::pair<Tensor, Tensor> extend(std::vector<LatentCache>& cache, const Tensor& latent,
-                                 const Tensor& cu_seqlens) {
-  const auto* cu = cu_seqlens.data_ptr<int64_t>();
+// All rows of the sequences from `first` on, and their offsets.
+std::pair<Tensor, Tensor> gather_rows(const Tensor& pages, const StatePlaces& places, int64_t first) {
+  const Tensor table = places.table.to(pages.device());
   std::vector<Tensor> rows;
   std::vector<int64_t> lengths;
-  for (size_t n = 0; n < cache.size(); ++n) {
-    cache[n].append(latent.slice(0, cu[n], cu[n + 1]));
-    rows.push_back(cache[n].view());
-    lengths.push_back(cache[n].length);
+  for (int64_t n = first; n < places.lengths.size(0); ++n) {
+    const int64_t length = places.lengths[n].item<int64_t>();
+    const Tensor used = table[n].narrow(0, 0, (length + kLatentPage - 1) / kLatentPage);
+    rows.push_back(pages.index_select(0, used).flatten(0, 1).narrow(0, 0, length));
+    lengths.push_back(length);
   }
-  return {at::cat(rows), make_cu_seqlens(lengths)};
+  return {rows.size() == 1 ? rows[0] : at::cat(rows), make_cu_seqlens(lengths)};
+}
+
+// What one attention of the layer is made of: the tokens from `first` on in expanded form.
+struct Expanded {
+  Tensor q, k, v, cu_q, cu_k;
+};
+
+Expanded expanded_form(const MlaConfig& m, const MlaWeights& w, const Projected& p,
+                       const MlaContext& context) {
+  const int64_t first = context.places ? context.places->steps : 0;
+  Expanded out;
+  out.cu_q = first > 0 ? context.cu_seqlens.slice(0, first) - first : context.cu_seqlens;
+  Tensor rows = p.latent;
+  out.cu_k = out.cu_q;
+  if (context.places) std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, first);
+  std::tie(out.k, out.v) = expand(m, w, rows);
+  out.q = at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
+  return out;
 }
 
 }  // namespace
@@ -140,23 +138,23 @@ Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const Tensor& x
   const MlaConfig& m = config.mla;
   const int64_t T = x.size(0);
   const Projected p = project(config, w, x, context);
-  const bool local_global = m.gate == MlaGate::kLocalGlobal;
-  Tensor out, local;
-  if (context.cache && T == static_cast<int64_t>(context.cache->size()) &&
-      context.cu_seqlens.diff().eq(1).all().item<bool>()) {
-    for (int64_t n = 0; n < T; ++n) (*context.cache)[n].append(p.latent.narrow(0, n, 1));
-    out = absorbed(m, w, p, *context.cache, m.window);
-    if (local_global) local = absorbed(m, w, p, *context.cache, m.local_window);
-  } else {
-    Tensor rows = p.latent, cu_k = context.cu_seqlens;
-    if (context.cache) std::tie(rows, cu_k) = extend(*context.cache, p.latent, context.cu_seqlens);
-    const auto [k, v] = expand(m, w, rows);
-    const Tensor q = at::cat({p.q_nope, p.q_pe}, -1);
-    const double scale = 1.0 / std::sqrt(static_cast<double>(m.qk_dim()));
-    if (context.max_logit) *context.max_logit = max_logits(q, k, cu_k, scale, context.qk_limit);
-    out = ops::attention(q, k, v, context.cu_seqlens, cu_k, scale, m.window);
-    if (local_global) local = ops::attention(q, k, v, context.cu_seqlens, cu_k, scale, m.local_window);
+  if (context.places)
+    context.pages->view({-1, context.pages->size(2)}).index_copy_(0, context.places->rows, p.latent);
+  const int64_t steps = context.places ? context.places->steps : 0;
+  Expanded e;
+  if (steps < context.cu_seqlens.numel() - 1) {
+    e = expanded_form(m, w, p, context);
+    if (context.max_logit) *context.max_logit = max_logits(e.q, e.k, e.cu_k, m.scale(), context.qk_limit);
   }
+  const auto attend = [&](int64_t window) {
+    std::vector<Tensor> parts;
+    if (steps > 0) parts.push_back(absorbed(m, w, p, *context.pages, *context.places, window));
+    if (e.q.defined()) parts.push_back(ops::attention(e.q, e.k, e.v, e.cu_q, e.cu_k, m.scale(), window));
+    return parts.size() == 1 ? parts[0] : at::cat(parts);
+  };
+  const bool local_global = m.gate == MlaGate::kLocalGlobal;
+  Tensor out = attend(m.window);
+  const Tensor local = local_global ? attend(m.local_window) : Tensor();
   if (m.gate != MlaGate::kNone) {
     const Tensor gate = at::sigmoid(ops::linear(x, w.g_proj)).view({T, m.heads, m.v_dim});
     out = local_global ? gate * out + (1 - gate) * local : gate * out;

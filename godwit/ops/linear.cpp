@@ -69,6 +69,31 @@ Tensor fwd_meta(const Tensor& x, const Tensor& weight) {
   return at::empty(output_sizes(x, weight), x.options());
 }
 
+Tensor heads_meta(const Tensor& x, const Tensor& weight) {
+  return at::empty({x.size(0), x.size(1), weight.size(1)}, x.options());
+}
+
+// One product a head, straight from and into the strided rows.
+Tensor heads_cpu(const Tensor& x_in, const Tensor& weight_in) {
+  const Tensor x = x_in.stride(2) == 1 ? x_in : x_in.contiguous();
+  const bool usable = weight_in.stride(2) == 1 || weight_in.stride(1) == 1;
+  const Tensor weight = usable ? weight_in : weight_in.contiguous();
+  const bool rows = weight.stride(2) == 1;  // else a transposed view
+  Tensor y = heads_meta(x, weight);
+  for (int64_t h = 0; h < x.size(1); ++h) {
+    kernels::gemm({.m = x.size(0),
+                   .n = weight.size(1),
+                   .depth = weight.size(2),
+                   .a = {.data = x.const_data_ptr<float>() + h * x.stride(1), .stride = x.stride(0)},
+                   .b = {.data = weight.const_data_ptr<float>() + h * weight.stride(0),
+                         .stride = rows ? weight.stride(1) : weight.stride(2),
+                         .transposed = rows},
+                   .c = y.mutable_data_ptr<float>() + h * weight.size(1),
+                   .c_stride = y.stride(0)});
+  }
+  return y;
+}
+
 using Fwd = decltype(fwd_cpu);
 using Bwd = decltype(bwd_cpu);
 
@@ -137,10 +162,22 @@ Tensor linear_int8_composite(const Tensor& x, const Tensor& values, const Tensor
   return c.view(output_sizes(x, values)).to(x.scalar_type());
 }
 
+Tensor heads_composite(const Tensor& x, const Tensor& weight) {
+  check_float({kOp, "x", x}, 3);
+  check_float({kOp, "weight", weight}, 3);
+  check_like({kOp, "weight", weight}, {kOp, "x", x});
+  check_shape({kOp, "weight", weight}, {x.size(1), weight.size(1), x.size(2)});
+  static const auto op = typed_op<Fwd>("godwit::linear_heads_fwd");
+  if (x.scalar_type() == at::kFloat && has_kernel(op, x) && !needs_grad(x, weight)) return op.call(x, weight);
+  return at::bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1);
+}
+
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def("quantize_int8(Tensor w) -> (Tensor values, Tensor scale)");
   m.def("linear_int8(Tensor x, Tensor values, Tensor scale) -> Tensor");
   m.def("linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_heads(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_heads_fwd(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_fwd(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_bwd(Tensor d_out, Tensor x, Tensor weight, bool[2] wanted) -> (Tensor d_x, Tensor d_weight)");
 }
@@ -148,13 +185,16 @@ TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear", linear_composite);
   m.impl("quantize_int8", quantize_int8_composite);
   m.impl("linear_int8", linear_int8_composite);
+  m.impl("linear_heads", heads_composite);
 }
 TORCH_LIBRARY_IMPL(godwit, CPU, m) {
   m.impl("linear_fwd", fwd_cpu);
+  m.impl("linear_heads_fwd", heads_cpu);
   m.impl("linear_bwd", bwd_cpu);
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("linear_fwd", fwd_meta);
+  m.impl("linear_heads_fwd", heads_meta);
 }
 
 }  // namespace
@@ -171,6 +211,11 @@ Tensor linear_int8(const Tensor& x, const Tensor& values, const Tensor& scale) {
 
 Tensor linear(const Tensor& x, const Tensor& weight) {
   static const auto op = typed_op<decltype(linear_composite)>("godwit::linear");
+  return op.call(x, weight);
+}
+
+Tensor linear_heads(const Tensor& x, const Tensor& weight) {
+  static const auto op = typed_op<decltype(heads_composite)>("godwit::linear_heads");
   return op.call(x, weight);
 }
 

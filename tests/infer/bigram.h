@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "godwit/infer/session.h"
+#include "godwit/infer/model.h"
 #include "tests/model/tiny.h"
 
 namespace godwit::test {

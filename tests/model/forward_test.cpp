@@ -45,7 +45,7 @@ TEST_P(Variants, PrefillAndDecodeEqualForwardAtEverySplit) {
   const PackedBatch whole = random_batch(c, {T}, 1);
   const Tensor expected = forward_logits(c, w, whole);
   for (int64_t split = 1; split < T; ++split) {
-    ModelState state = make_state(c, 1, at::kCPU, at::kFloat);
+    ModelState state(c, {.sequences = 1}, at::kCPU, at::kFloat);
     std::vector<Tensor> parts = {
         forward_logits(c, w, {whole.ids.slice(0, 0, split), make_cu_seqlens({split})}, &state)};
     if (split % 2 == 0) {  // a second prefill piece
@@ -56,7 +56,7 @@ TEST_P(Variants, PrefillAndDecodeEqualForwardAtEverySplit) {
         parts.push_back(forward_logits(c, w, {whole.ids.slice(0, t, t + 1), make_cu_seqlens({1})}, &state));
     }
     EXPECT_TRUE(close(at::cat(parts), expected, test::kFp32Model)) << "split at " << split;
-    EXPECT_EQ(state.lengths[0], T);
+    EXPECT_EQ(state.length(0), T);
   }
 }
 
@@ -81,14 +81,14 @@ TEST_P(Variants, BatchedDecodeEqualsAlone) {
   const ModelConfig& c = GetParam().config;
   const at::NoGradGuard no_grad;
   const ModelWeights w = random_weights(c, at::kFloat);
-  const std::vector<int64_t> lengths = {3, 9, 1};
+  const std::vector<int64_t> lengths = {1, 3, 9};
   const PackedBatch prompt = random_batch(c, lengths, 3);
-  ModelState together = make_state(c, 3, at::kCPU, at::kFloat);
+  ModelState together(c, {.sequences = 3}, at::kCPU, at::kFloat);
   forward_logits(c, w, prompt, &together);
   const Tensor next = at::tensor(std::vector<int64_t>{4, 5, 6});
   const Tensor logits = forward_logits(c, w, {next, make_cu_seqlens({1, 1, 1})}, &together);
   for (int64_t n = 0, at = 0; n < 3; at += lengths[n], ++n) {
-    ModelState alone = make_state(c, 1, at::kCPU, at::kFloat);
+    ModelState alone(c, {.sequences = 1}, at::kCPU, at::kFloat);
     forward_logits(c, w, {prompt.ids.slice(0, at, at + lengths[n]), make_cu_seqlens({lengths[n]})}, &alone);
     EXPECT_TRUE(close(logits[n],
                       forward_logits(c, w, {next.slice(0, n, n + 1), make_cu_seqlens({1})}, &alone)[0],
@@ -198,7 +198,7 @@ TEST(Forward, RefusesBadInput) {
   const ModelWeights w = random_weights(c, at::kFloat);
   EXPECT_THROW(forward_logits(c, w, {at::tensor(std::vector<int64_t>{0, 61}), make_cu_seqlens({2})}), Error);
   EXPECT_THROW(forward_logits(c, w, {at::tensor(std::vector<int64_t>{0, -1}), make_cu_seqlens({2})}), Error);
-  ModelState state = make_state(c, 2, at::kCPU, at::kFloat);
+  ModelState state(c, {.sequences = 2}, at::kCPU, at::kFloat);
   EXPECT_THROW(forward_logits(c, w, {at::tensor(std::vector<int64_t>{0, 1}), make_cu_seqlens({2})}, &state),
                Error);
 }

@@ -1,0 +1,419 @@
+#include "godwit/infer/engine.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "godwit/base/check.h"
+#include "godwit/base/parallel.h"
+#include "godwit/base/rng.h"
+#include "godwit/model/forward.h"
+#include "godwit/ops/ops.h"
+
+namespace godwit {
+namespace {
+
+constexpr uint64_t kChoiceStream = 0x63686f696365;  // "choice"
+
+int64_t whole_pages(int64_t tokens) {
+  return (tokens + kLatentPage - 1) / kLatentPage * kLatentPage;
+}
+
+}  // namespace
+
+uint64_t choice_seed(uint64_t seed, int64_t choice) {
+  return choice == 0 ? seed : random_bits(seed, kChoiceStream, static_cast<uint64_t>(choice));
+}
+
+// One choice of a request.
+struct Engine::Sequence {
+  std::shared_ptr<const Request> request;
+  int64_t id = 0;  // of the request
+  int64_t choice = 0;
+  SamplingParams sampling;
+  std::vector<int32_t> tokens;  // the prompt and what was drawn
+  int64_t slot = -1;
+  std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
+  std::optional<SwappedState> swapped;
+  at::Tensor forbidden;
+  std::unique_ptr<TokenConstraint> constraint;
+  TokenHistory history;
+  bool uses_history = false;
+  bool finished = false;
+  int64_t cached = 0;
+
+  [[nodiscard]] int64_t prompt_size() const { return static_cast<int64_t>(request->prompt.size()); }
+  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  [[nodiscard]] int64_t drawn() const { return size() - prompt_size(); }
+};
+
+// Tokens [from, to) of a sequence, fed in one step.
+struct Engine::Piece {
+  Sequence* sequence = nullptr;
+  int64_t from = 0;
+  int64_t to = 0;
+  [[nodiscard]] int64_t tokens() const { return to - from; }
+};
+
+Engine::Engine(const LoadedModel& model, const EngineOptions& options)
+    : model_(model),
+      options_([&] {
+        EngineOptions o = options;
+        const int64_t limit = model.config.max_position;
+        if (o.max_context <= 0) o.max_context = limit;
+        check(o.max_context <= limit, "engine: max_context {} is beyond the model's {}", o.max_context,
+              limit);
+        check(o.max_sequences > 0 && o.prefill_tokens > 0,
+              "engine: max_sequences and prefill_tokens must be positive, got {} and {}", o.max_sequences,
+              o.prefill_tokens);
+        if (o.cache_tokens <= 0) o.cache_tokens = o.max_sequences * std::min<int64_t>(o.max_context, 8192);
+        o.cache_tokens = whole_pages(o.cache_tokens);
+        o.prefill_tokens = whole_pages(o.prefill_tokens);
+        return o;
+      }()),
+      max_context_(std::min(options_.max_context, options_.cache_tokens)),
+      state_(model.config,
+             {.sequences = options_.max_sequences, .pages = options_.cache_tokens / kLatentPage},
+             model.device, model.weights.embed.scalar_type()),
+      prefix_(options_.prefix) {
+  for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
+  publish();
+}
+
+Engine::~Engine() = default;
+
+int64_t Engine::submit(Request request) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  check(prompt > 0, "the prompt has no token");
+  check(prompt < max_context_, "the prompt has {} tokens; this server's context holds {} with the answer",
+        prompt, max_context_);
+  check(request.max_tokens > 0, "max_tokens must be positive, got {}", request.max_tokens);
+  check(request.choices > 0 && request.choices <= 128, "choices must be 1 to 128, got {}", request.choices);
+  for (const int32_t id : request.prompt) {
+    check(id >= 0 && id < model_.config.vocab_size, "token id {} lies outside the vocabulary of {}", id,
+          model_.config.vocab_size);
+  }
+  for (const auto& [id, bias] : request.sampling.logit_bias) {
+    check(id >= 0 && id < model_.config.vocab_size, "logit_bias: id {} lies outside the vocabulary of {}", id,
+          model_.config.vocab_size);
+  }
+  std::vector<int32_t> allowed = request.stop_ids;
+  allowed.insert(allowed.end(), request.allowed_specials.begin(), request.allowed_specials.end());
+  const at::Tensor forbidden = forbidden_tokens(model_, allowed);
+  const auto shared = std::make_shared<const Request>(std::move(request));
+  const SamplingParams& sampling = shared->sampling;
+
+  const std::lock_guard lock(mutex_);
+  const int64_t id = next_request_++;
+  for (int64_t choice = 0; choice < shared->choices; ++choice) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request = shared;
+    sequence->id = id;
+    sequence->choice = choice;
+    sequence->sampling = sampling;
+    sequence->sampling.seed = choice_seed(sampling.seed, choice);
+    sequence->tokens = shared->prompt;
+    sequence->forbidden = forbidden;
+    sequence->uses_history = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 ||
+                             sampling.repetition_penalty != 1.0;
+    if (sequence->uses_history) sequence->history.prompt.insert(shared->prompt.begin(), shared->prompt.end());
+    if (shared->constraint) sequence->constraint = shared->constraint();
+    inbox_.push_back(std::move(sequence));
+    ++published_.waiting;
+  }
+  return id;
+}
+
+void Engine::abort(int64_t request) {
+  const std::lock_guard lock(mutex_);
+  aborted_.insert(request);
+}
+
+// New requests join the queue; aborted ones end.
+void Engine::take_inbox() {
+  std::unordered_set<int64_t> aborted;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& sequence : inbox_) waiting_.push_back(std::move(sequence));
+    inbox_.clear();
+    aborted.swap(aborted_);
+  }
+  if (aborted.empty()) return;
+  const auto end = [&](auto& sequences) {
+    for (auto& sequence : sequences) {
+      if (aborted.contains(sequence->id)) finish(*sequence, {.reason = FinishReason::kCancelled});
+    }
+  };
+  end(waiting_);
+  end(running_);
+  drop_finished();
+}
+
+// A slot, and the state to go on from.
+bool Engine::place_sequence(Sequence& sequence) {
+  const int64_t slot = free_slots_.back();
+  if (sequence.swapped) {
+    while (!state_.swap_in(slot, *sequence.swapped)) {
+      if (!prefix_.evict()) return false;
+    }
+    sequence.swapped.reset();
+  } else {
+    const std::span<const int32_t> prompt = sequence.request->prompt;
+    const StateSnapshot* hit = prefix_.find(prompt);
+    if (hit) {
+      state_.restore(slot, *hit);
+    } else {
+      state_.clear(slot);
+    }
+    while (!state_.reserve(slot, sequence.prompt_size() + 1 - state_.length(slot))) {
+      if (!prefix_.evict()) {
+        state_.clear(slot);
+        return false;
+      }
+    }
+    sequence.cached = state_.length(slot);
+    sequence.boundaries = prefix_.boundaries(prompt, sequence.cached);
+    stats_.prompt_tokens += sequence.prompt_size();
+    stats_.cached_tokens += sequence.cached;
+  }
+  sequence.slot = slot;
+  free_slots_.pop_back();
+  return true;
+}
+
+// First come, first served. The choices of one prompt wait until the first of them has read it.
+void Engine::admit() {
+  const auto reading = [&](int64_t id) {
+    return std::any_of(running_.begin(), running_.end(), [&](const auto& s) {
+      return s->id == id && state_.length(s->slot) < s->prompt_size();
+    });
+  };
+  while (!waiting_.empty() && !free_slots_.empty()) {
+    Sequence& next = *waiting_.front();
+    if (reading(next.id) || !place_sequence(next)) return;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+// The youngest running sequence but `keep` leaves the store and waits at the head of the queue.
+bool Engine::preempt_youngest(const Sequence& keep) {
+  for (size_t i = running_.size(); i-- > 0;) {
+    Sequence& victim = *running_[i];
+    if (&victim == &keep || victim.finished) continue;
+    victim.swapped = state_.swap_out(victim.slot);
+    free_slots_.push_back(victim.slot);
+    victim.slot = -1;
+    waiting_.push_front(std::move(running_[i]));
+    running_.erase(running_.begin() + static_cast<int64_t>(i));
+    ++stats_.preempted;
+    return true;
+  }
+  return false;
+}
+
+bool Engine::make_room(Sequence& sequence, int64_t tokens) {
+  while (!state_.reserve(sequence.slot, tokens)) {
+    if (!prefix_.evict() && !preempt_youngest(sequence)) return false;
+  }
+  return true;
+}
+
+// One token of every sequence that draws, then pieces of prompts, oldest first, up to prefill_tokens. A piece
+// ends at the prompt's end, at a boundary of the cache, or at a page's end.
+std::vector<Engine::Piece> Engine::plan_step() {
+  std::vector<Sequence*> sequences;
+  for (const auto& s : running_) sequences.push_back(s.get());
+  std::vector<Piece> pieces;
+  int64_t left = options_.prefill_tokens;
+  for (Sequence* s : sequences) {
+    if (s->slot < 0 || s->finished) continue;  // preempted for an older one of this loop
+    const int64_t from = state_.length(s->slot);
+    int64_t to = s->size();
+    if (to - from > 1) {
+      if (left <= 0) continue;
+      for (const int64_t boundary : s->boundaries) {
+        if (boundary > from && boundary < to) {
+          to = boundary;
+          break;
+        }
+      }
+      if (to - from > left) to = from + left - (from + left) % kLatentPage;
+      if (to <= from) continue;
+      left -= to - from;
+    }
+    if (!make_room(*s, to - from)) {
+      finish(*s, {.reason = FinishReason::kError,
+                  .error = "the cache has no room for another token of this sequence"});
+      continue;
+    }
+    pieces.push_back({.sequence = s, .from = from, .to = to});
+  }
+  std::erase_if(pieces, [](const Piece& p) { return p.sequence->slot < 0; });
+  std::stable_partition(pieces.begin(), pieces.end(), [](const Piece& p) { return p.tokens() == 1; });
+  return pieces;
+}
+
+void Engine::feed(const std::vector<Piece>& pieces) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> ids, lengths, slots, last_rows;
+  std::vector<Sequence*> drawing;
+  for (const Piece& piece : pieces) {
+    const auto& tokens = piece.sequence->tokens;
+    ids.insert(ids.end(), tokens.begin() + piece.from, tokens.begin() + piece.to);
+    lengths.push_back(piece.tokens());
+    slots.push_back(piece.sequence->slot);
+    if (piece.to == piece.sequence->size()) {
+      drawing.push_back(piece.sequence);
+      last_rows.push_back(static_cast<int64_t>(ids.size()) - 1);
+    }
+  }
+  at::Tensor logits;
+  try {
+    const PackedBatch batch{.ids = at::tensor(ids, at::kLong).to(model_.device),
+                            .cu_seqlens = make_cu_seqlens(lengths),
+                            .sequences = slots};
+    const at::Tensor hidden = forward_hidden(model_.config, model_.weights, batch, &state_);
+    if (!drawing.empty()) {
+      const at::Tensor rows = hidden.index_select(0, at::tensor(last_rows, at::kLong).to(model_.device));
+      logits = ops::linear(rows, head_weight(model_.config, model_.weights)).to(at::kCPU, at::kFloat);
+    }
+  } catch (const std::exception& e) {  // memory, most likely: these sequences' states are half advanced
+    for (const Piece& piece : pieces)
+      finish(*piece.sequence, {.reason = FinishReason::kError, .error = e.what()});
+    return;
+  }
+  for (const Piece& piece : pieces) {
+    const auto& boundaries = piece.sequence->boundaries;
+    if (std::binary_search(boundaries.begin(), boundaries.end(), piece.to))
+      prefix_.insert(std::span(piece.sequence->request->prompt).first(piece.to),
+                     state_.snapshot(piece.sequence->slot));
+  }
+  if (!drawing.empty()) draw(drawing, logits);
+}
+
+void Engine::draw(const std::vector<Sequence*>& sequences, const at::Tensor& logits) {
+  struct Outcome {
+    Sampled sampled;
+    DrawnToken token;
+    std::string error;
+  };
+  std::vector<Outcome> outcomes(sequences.size());
+  parallel_for(0, static_cast<int64_t>(sequences.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Sequence& s = *sequences[i];
+      Outcome& out = outcomes[i];
+      try {
+        at::Tensor forbidden = s.forbidden;
+        if (s.constraint) {
+          forbidden = forbidden.clone();
+          s.constraint->forbid(forbidden);
+        }
+        out.sampled =
+            sample(logits[i], s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
+        out.token = {.id = static_cast<int32_t>(out.sampled.id), .logprob = out.sampled.logprob};
+        if (s.request->top_logprobs > 0) out.token.top = likeliest(logits[i], s.request->top_logprobs);
+      } catch (const std::exception& e) {
+        out.error = e.what();
+      }
+    }
+  });
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (outcomes[i].error.empty()) {
+      take_token(*sequences[i], std::move(outcomes[i].token));
+    } else {
+      finish(*sequences[i], {.reason = FinishReason::kError, .error = outcomes[i].error});
+    }
+  }
+}
+
+void Engine::take_token(Sequence& s, DrawnToken token) {
+  const Request& request = *s.request;
+  const int32_t id = token.id;
+  ++stats_.drawn_tokens;
+  if (std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end()) {
+    finish(s, {.reason = FinishReason::kStop, .stop_id = id});
+    return;
+  }
+  s.tokens.push_back(id);
+  if (s.uses_history) ++s.history.drawn[id];
+  try {
+    if (s.constraint) s.constraint->accept(id);
+    if (request.on_token && !request.on_token(s.choice, token)) {
+      finish(s, {.reason = FinishReason::kCancelled});
+      return;
+    }
+  } catch (const std::exception& e) {
+    finish(s, {.reason = FinishReason::kError, .error = e.what()});
+    return;
+  }
+  if (s.drawn() >= request.max_tokens || s.size() >= max_context_)
+    finish(s, {.reason = FinishReason::kLength});
+}
+
+// Frees what the sequence holds and tells its owner. The object itself goes in drop_finished.
+void Engine::finish(Sequence& s, Finish finish) {
+  if (s.finished) return;
+  s.finished = true;
+  if (s.slot >= 0) {
+    state_.clear(s.slot);
+    free_slots_.push_back(s.slot);
+    s.slot = -1;
+  }
+  s.swapped.reset();
+  ++(finish.reason == FinishReason::kError ? stats_.failed : stats_.finished);
+  finish.prompt_tokens = s.prompt_size();
+  finish.cached_tokens = s.cached;
+  finish.drawn_tokens = s.drawn();
+  if (s.request->on_finish) s.request->on_finish(s.choice, finish);
+}
+
+void Engine::drop_finished() {
+  std::erase_if(waiting_, [](const auto& s) { return s->finished; });
+  std::erase_if(running_, [](const auto& s) { return s->finished; });
+}
+
+bool Engine::step() {
+  take_inbox();
+  admit();
+  const std::vector<Piece> pieces = plan_step();
+  if (!pieces.empty()) {
+    ++stats_.steps;
+    feed(pieces);
+  } else if (running_.empty() && !waiting_.empty()) {
+    // Nothing runs and yet the first in the queue found no room, so it never will.
+    finish(*waiting_.front(),
+           {.reason = FinishReason::kError, .error = "the cache has no room for this sequence"});
+  }
+  drop_finished();
+  publish();
+  return !pieces.empty() || !waiting_.empty();
+}
+
+void Engine::run_until_idle() {
+  while (step()) {
+  }
+}
+
+void Engine::publish() {
+  stats_.running = static_cast<int64_t>(running_.size());
+  stats_.free_pages = state_.free_pages();
+  stats_.pages = state_.pages();
+  stats_.prefix_entries = prefix_.entries();
+  stats_.prefix_bytes = prefix_.bytes();
+  stats_.state_bytes = state_.bytes();
+  const std::lock_guard lock(mutex_);
+  stats_.waiting = static_cast<int64_t>(waiting_.size() + inbox_.size());
+  published_ = stats_;
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+}  // namespace godwit

@@ -1,0 +1,145 @@
+// Many requests on one model: continuous batching. Every step feeds one token of each running sequence and
+// pieces of the prompts that are being read, in one forward call.
+//
+// What a request draws does not depend on what runs beside it: not on the batch, the order of arrival, the
+// pieces its prompt was read in, nor on whether its prefix was in the cache (bit for bit in fp32 on the CPU,
+// where no row of any op depends on another).
+//
+// Threads: submit, abort and stats may be called from any thread; step, and with it every callback, runs on
+// one thread of the caller's.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "godwit/infer/model.h"
+#include "godwit/infer/prefix_cache.h"
+#include "godwit/infer/sampler.h"
+
+namespace godwit {
+
+struct DrawnToken {
+  int32_t id = 0;
+  double logprob = 0.0;                              // under the model's own distribution
+  std::vector<std::pair<int32_t, double>> top = {};  // the likeliest tokens, best first
+};
+
+enum class FinishReason { kStop, kLength, kCancelled, kError };
+
+struct Finish {
+  FinishReason reason = FinishReason::kStop;
+  std::string error = {};  // kError
+  int32_t stop_id = -1;    // kStop: the id that was drawn
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
+  int64_t drawn_tokens = 0;
+};
+
+// Narrows what may be drawn next (a grammar, say). One object a choice.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  // Sets `forbidden` [V] bool to true where a token may not come next.
+  virtual void forbid(at::Tensor& forbidden) = 0;
+  virtual void accept(int32_t id) = 0;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  SamplingParams sampling = {};
+  int64_t max_tokens = 128;
+  std::vector<int32_t> stop_ids = {};          // drawing one ends the text; it is not part of it
+  std::vector<int32_t> allowed_specials = {};  // special tokens that may be drawn besides the stop ids
+  int64_t top_logprobs = 0;
+  int64_t choices =
+      1;  // continuations of the one prompt; choice c draws with the seed of choice_seed(seed, c)
+  std::function<std::unique_ptr<TokenConstraint>()> constraint = {};
+  // Each token as it is drawn; returning false ends that choice (kCancelled).
+  std::function<bool(int64_t choice, const DrawnToken& token)> on_token = {};
+  std::function<void(int64_t choice, const Finish& finish)> on_finish = {};
+};
+
+// The seed of one choice of a request: choice 0 draws with the request's own.
+uint64_t choice_seed(uint64_t seed, int64_t choice);
+
+struct EngineOptions {
+  int64_t max_sequences = 16;  // that run together
+  int64_t max_context = 0;     // tokens of one sequence; 0: the configuration's
+  int64_t cache_tokens =
+      0;  // of all sequences and cached prefixes; 0: max_sequences * min(max_context, 8192)
+  int64_t prefill_tokens = 512;  // of prompts, fed in one step; rounded up to whole pages
+  PrefixCache::Options prefix = {};
+};
+
+struct EngineStats {
+  int64_t waiting = 0, running = 0;
+  int64_t finished = 0, failed = 0, preempted = 0;
+  int64_t prompt_tokens = 0;  // of admitted requests; of them `cached_tokens` came from the prefix cache
+  int64_t cached_tokens = 0, drawn_tokens = 0;
+  int64_t free_pages = 0, pages = 0;
+  int64_t prefix_entries = 0, prefix_bytes = 0, state_bytes = 0;
+  int64_t steps = 0;
+};
+
+class Engine {
+ public:
+  // Throws Error when the memory for `options` is not there.
+  Engine(const LoadedModel& model, const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request. Throws Error, naming the limit, when it can never run: no prompt, ids outside the
+  // vocabulary, a prompt that leaves no room in max_context or in the cache.
+  int64_t submit(Request request);
+  // Ends a request within one step, all of its choices; unknown ids are ignored.
+  void abort(int64_t request);
+
+  // Admits, feeds, draws. False when there was nothing to do.
+  bool step();
+  void run_until_idle();
+
+  EngineStats stats() const;
+  int64_t max_context() const { return max_context_; }
+
+ private:
+  struct Sequence;
+  struct Piece;
+
+  void take_inbox();
+  void admit();
+  bool place_sequence(Sequence& sequence);
+  std::vector<Piece> plan_step();
+  bool make_room(Sequence& sequence, int64_t tokens);
+  bool preempt_youngest(const Sequence& keep);
+  void feed(const std::vector<Piece>& pieces);
+  void draw(const std::vector<Sequence*>& sequences, const at::Tensor& logits);
+  void take_token(Sequence& sequence, DrawnToken token);
+  void finish(Sequence& sequence, Finish finish);
+  void drop_finished();
+  void publish();
+
+  const LoadedModel& model_;
+  EngineOptions options_;
+  int64_t max_context_ = 0;
+  ModelState state_;
+  PrefixCache prefix_;
+  std::vector<int64_t> free_slots_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission
+
+  mutable std::mutex mutex_;  // of the inbox and the published figures
+  std::vector<std::unique_ptr<Sequence>> inbox_;
+  std::unordered_set<int64_t> aborted_;
+  int64_t next_request_ = 1;
+  EngineStats stats_;      // the step's thread's own
+  EngineStats published_;  // what stats() gives
+};
+
+}  // namespace godwit

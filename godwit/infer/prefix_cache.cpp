@@ -1,0 +1,87 @@
+#include "godwit/infer/prefix_cache.h"
+
+#include <algorithm>
+
+#include "godwit/base/check.h"
+#include "godwit/base/rng.h"
+
+namespace godwit {
+namespace {
+
+constexpr uint64_t kPrefixStream = 0x707265666978;  // "prefix"
+constexpr size_t kMostSeen = size_t{1} << 20;
+
+// hash[i] of the first (i + 1) pages.
+std::vector<uint64_t> page_hashes(std::span<const int32_t> tokens) {
+  std::vector<uint64_t> hashes(tokens.size() / kLatentPage);
+  uint64_t hash = kPrefixStream;
+  for (size_t page = 0; page < hashes.size(); ++page) {
+    for (int64_t i = 0; i < kLatentPage; ++i)
+      hash = random_bits(hash, kPrefixStream, static_cast<uint64_t>(tokens[page * kLatentPage + i]));
+    hashes[page] = hash;
+  }
+  return hashes;
+}
+
+}  // namespace
+
+const StateSnapshot* PrefixCache::find(std::span<const int32_t> prompt) {
+  const std::vector<uint64_t> hashes = page_hashes(prompt);
+  for (size_t pages = hashes.size(); pages > 0; --pages) {
+    if (pages * kLatentPage >= prompt.size()) continue;
+    const auto it = by_hash_.find(hashes[pages - 1]);
+    if (it == by_hash_.end()) continue;
+    const Entry& entry = *it->second;
+    if (!std::equal(entry.tokens.begin(), entry.tokens.end(), prompt.begin(),
+                    prompt.begin() + static_cast<int64_t>(pages) * kLatentPage))
+      continue;
+    entries_.splice(entries_.begin(), entries_, it->second);
+    return &entries_.front().state;
+  }
+  return nullptr;
+}
+
+std::vector<int64_t> PrefixCache::boundaries(std::span<const int32_t> prompt, int64_t start) {
+  const auto length = static_cast<int64_t>(prompt.size());
+  const std::vector<uint64_t> hashes = page_hashes(prompt);
+  std::vector<int64_t> out;
+  for (int64_t at = options_.interval; at < length; at += options_.interval) out.push_back(at);
+  // The end; and one page before it where the end is a page's, or the same prompt could not use it.
+  out.push_back(length / kLatentPage * kLatentPage);
+  out.push_back((length - 1) / kLatentPage * kLatentPage);
+  int64_t known = 0;
+  while (known < static_cast<int64_t>(hashes.size()) && seen_.contains(hashes[known])) ++known;
+  out.push_back(known * kLatentPage);
+  if (seen_.size() > kMostSeen) seen_.clear();
+  seen_.insert(hashes.begin(), hashes.end());
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  std::erase_if(out, [&](int64_t at) { return at <= start || at % kLatentPage != 0; });
+  return out;
+}
+
+void PrefixCache::insert(std::span<const int32_t> prefix, StateSnapshot state) {
+  check(!prefix.empty() && prefix.size() % kLatentPage == 0 &&
+            state.length == static_cast<int64_t>(prefix.size()),
+        "prefix cache: a state after {} tokens cannot stand for a prefix of {}", state.length, prefix.size());
+  const int64_t size = state.bytes();
+  if (size > options_.max_bytes) return;
+  const uint64_t hash = page_hashes(prefix).back();
+  if (by_hash_.contains(hash)) return;
+  while (bytes_ + size > options_.max_bytes) evict();
+  bytes_ += size;
+  entries_.push_front({.hash = hash,
+                       .tokens = std::vector<int32_t>(prefix.begin(), prefix.end()),
+                       .state = std::move(state)});
+  by_hash_[hash] = entries_.begin();
+}
+
+bool PrefixCache::evict() {
+  if (entries_.empty()) return false;
+  bytes_ -= entries_.back().state.bytes();
+  by_hash_.erase(entries_.back().hash);
+  entries_.pop_back();
+  return true;
+}
+
+}  // namespace godwit
