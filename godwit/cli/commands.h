@@ -81,6 +81,20 @@ struct ChatArgs {
 };
 int run_chat(const ChatArgs& args);
 
+struct ServeArgs {
+  std::string model;
+  std::string name;  // as clients see it; empty: the directory's
+  std::string host = "127.0.0.1";
+  int port = 8080;
+  int64_t max_sequences = 16;
+  int64_t max_context = 0;   // 0: the model's
+  int64_t cache_tokens = 0;  // 0: max_sequences contexts of up to 8192 tokens
+  int64_t max_waiting = 256;
+  std::string dtype;
+  DeviceArgs device;
+};
+int run_serve(const ServeArgs& args);
+
 struct EvalArgs {
   std::string task;  // ppl, mqar or niah
   std::string model;

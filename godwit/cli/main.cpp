@@ -241,6 +241,32 @@ void add_run_commands(Commands& commands) {
   chat->add_option("--system", chat_args->system, "system message");
   chat->add_flag("--no-thinking", chat_args->no_thinking, "answer at once");
 
+  const auto [serve, serve_args] =
+      commands.add(nullptr, "serve",
+                   "the model over HTTP: OpenAI-style API and a page (GODWIT_API_KEY: its key)", run_serve);
+  add_model(serve, serve_args->model);
+  serve->add_option("--host", serve_args->host, "address to listen on")->capture_default_str();
+  serve->add_option("--port", serve_args->port, "port to listen on (0: any free one)")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  serve->add_option("--name", serve_args->name, "the model's name for clients (default: the directory's)");
+  serve->add_option("--max-sequences", serve_args->max_sequences, "sequences that run together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  serve->add_option("--max-context", serve_args->max_context, "tokens of one sequence (0: the model's)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  serve
+      ->add_option("--cache-tokens", serve_args->cache_tokens,
+                   "tokens of all sequences and cached prefixes (0: --max-sequences times at most 8192)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  serve->add_option("--max-waiting", serve_args->max_waiting, "requests in the queue, then 429")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_dtype(serve, serve_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_device(serve, serve_args->device);
+
   const auto [eval, eval_args] =
       commands.add(nullptr, "eval",
                    "ppl: loss on text; mqar: recall of random pairs; niah: needle in a haystack", run_eval);

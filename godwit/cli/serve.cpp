@@ -1,0 +1,51 @@
+// `godwit serve`: the model over HTTP.
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "godwit/base/log.h"
+#include "godwit/cli/commands.h"
+#include "godwit/cli/support.h"
+#include "godwit/serve/service.h"
+
+namespace godwit::cli {
+
+int run_serve(const ServeArgs& args) {
+  // Signals go to one thread that stops the server; every thread made from here on leaves them alone.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  const ModelArgs model_args{.model = args.model, .dtype = args.dtype, .device = args.device};
+  const LoadedModel model = load(model_args);
+  const auto path = std::filesystem::absolute(args.model).lexically_normal();
+  const std::string name =
+      !args.name.empty() ? args.name : (path.has_filename() ? path : path.parent_path()).filename().string();
+  const char* key = std::getenv("GODWIT_API_KEY");
+  auto service = std::make_unique<serve::Service>(
+      model,
+      EngineOptions{.max_sequences = args.max_sequences,
+                    .max_context = args.max_context,
+                    .cache_tokens = args.cache_tokens},
+      serve::ServiceOptions{.model_name = name, .api_key = key ? key : "", .max_waiting = args.max_waiting});
+
+  serve::HttpServer server({.host = args.host, .port = static_cast<uint16_t>(args.port)},
+                           [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
+                             service->handle(std::move(request), std::move(reply));
+                           });
+  std::thread stopper([&] {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    log_info("serve: stopping");
+    server.stop();
+  });
+  print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name, args.host, server.port());
+  server.run();
+  stopper.join();
+  service.reset();  // before the server: answers hold on to it
+  return 0;
+}
+
+}  // namespace godwit::cli

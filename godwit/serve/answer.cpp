@@ -1,0 +1,249 @@
+#include "godwit/serve/answer.h"
+
+#include <utility>
+
+#include "godwit/text/stream_decoder.h"
+
+namespace godwit::serve {
+namespace {
+
+// Errors that say "not now" rather than "not so".
+int status_of(const Finish& finish) {
+  return finish.error.find("cache has no room") != std::string::npos ? 503 : 500;
+}
+
+}  // namespace
+
+struct Answer::Choice {
+  Choice(const Tokenizer& tokenizer, const AnswerHead& head)
+      : decoder(tokenizer, /*skip_specials=*/true), stops(head.params.stop) {
+    if (head.chat) parser = std::make_unique<ChatParser>(tokenizer, head.thinking);
+  }
+  StreamDecoder decoder;               // completions
+  std::unique_ptr<ChatParser> parser;  // chats
+  StopScanner stops;
+  ChatMessage message;  // content, reasoning and calls so far
+  std::vector<Json> logprobs;
+  std::string reason;
+  std::chrono::steady_clock::time_point last = {};
+  bool any = false;
+};
+
+Answer::Answer(AnswerHead head, const Tokenizer& tokenizer, std::shared_ptr<HttpReply> reply,
+               Metrics& metrics)
+    : head_(std::move(head)), tokenizer_(tokenizer), reply_(std::move(reply)), metrics_(metrics) {
+  for (int64_t i = 0; i < head_.choices; ++i) choices_.push_back(std::make_unique<Choice>(tokenizer_, head_));
+  open_ = head_.choices;
+}
+
+Answer::~Answer() = default;
+
+Json Answer::envelope(const char* object) const {
+  return {{"id", head_.id}, {"object", object}, {"created", head_.created}, {"model", head_.model}};
+}
+
+void Answer::send_event(const Json& event) {
+  over_ = !reply_->write("data: " + to_text(event) + "\n\n") || over_;
+}
+
+void Answer::begin() {
+  if (begun_ || !head_.params.stream) return;
+  begun_ = true;
+  reply_->begin({.content_type = "text/event-stream",
+                 .headers = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}}});
+  if (!head_.chat) return;
+  for (int64_t i = 0; i < head_.choices; ++i) send_delta(i, {{"role", "assistant"}, {"content", ""}});
+}
+
+Json Answer::take_logprobs(Choice& choice) const {
+  if (!head_.params.logprobs) return nullptr;
+  Json list = Json::array();
+  for (Json& entry : choice.logprobs) list.push_back(std::move(entry));
+  choice.logprobs.clear();
+  if (head_.chat) return {{"content", list}};
+  Json tokens = Json::array(), values = Json::array(), top = Json::array();
+  for (const Json& entry : list) {
+    tokens.push_back(entry["token"]);
+    values.push_back(entry["logprob"]);
+    Json alternatives = Json::object();
+    for (const Json& other : entry["top_logprobs"])
+      alternatives[other["token"].get<std::string>()] = other["logprob"];
+    top.push_back(alternatives);
+  }
+  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", top}};
+}
+
+void Answer::send_delta(int64_t index, Json delta, const Json& reason) {
+  Json event = envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
+  Json choice = {{"index", index}};
+  if (head_.chat) {
+    choice["delta"] = std::move(delta);
+  } else {
+    choice["text"] = delta.value("content", "");
+  }
+  choice["logprobs"] = delta.is_object() && delta.empty() ? Json(nullptr) : take_logprobs(*choices_[index]);
+  choice["finish_reason"] = reason;
+  event["choices"] = Json::array({std::move(choice)});
+  send_event(event);
+}
+
+// Events of a chat, or text of a completion as one content event.
+void Answer::show(int64_t index, const std::vector<ChatEvent>& events) {
+  Choice& c = *choices_[index];
+  for (const ChatEvent& event : events) {
+    ChatEvent shown = event;
+    if (event.kind == ChatEvent::Kind::kContent) {
+      shown.text = c.stops.push(event.text);
+      if (shown.text.empty()) continue;
+    }
+    add_event(shown, c.message);
+    if (!head_.params.stream) continue;
+    Json delta;
+    switch (shown.kind) {
+      case ChatEvent::Kind::kReasoning:
+        delta = {{"reasoning_content", shown.text}};
+        break;
+      case ChatEvent::Kind::kContent:
+        delta = {{"content", shown.text}};
+        break;
+      case ChatEvent::Kind::kCallBegin: {
+        ChatToolCall& call = c.message.tool_calls.back();
+        call.id = fmt::format("call_{}_{}_{}", head_.id, index, shown.call);
+        delta = {{"tool_calls", Json::array({{{"index", shown.call},
+                                              {"id", call.id},
+                                              {"type", "function"},
+                                              {"function", {{"name", call.name}, {"arguments", ""}}}}})}};
+        break;
+      }
+      case ChatEvent::Kind::kCallArguments:
+        delta = {{"tool_calls",
+                  Json::array({{{"index", shown.call}, {"function", {{"arguments", shown.text}}}}})}};
+        break;
+      case ChatEvent::Kind::kCallEnd:
+        continue;
+    }
+    send_delta(index, std::move(delta));
+  }
+}
+
+bool Answer::on_token(int64_t index, const DrawnToken& token) {
+  Choice& c = *choices_[index];
+  const auto now = std::chrono::steady_clock::now();
+  const auto seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
+  if (c.any) {
+    metrics_.between_tokens.add(seconds(now - c.last));
+  } else {
+    metrics_.first_token.add(seconds(now - arrived_));
+  }
+  c.any = true;
+  c.last = now;
+  if (over_) return false;
+  begin();
+  if (head_.params.logprobs && !tokenizer_.is_special(token.id))
+    c.logprobs.push_back(logprob_json(token, tokenizer_));
+  std::vector<ChatEvent> events;
+  if (c.parser) {
+    c.parser->push(token.id, events);
+  } else if (std::string text = c.decoder.push(token.id); !text.empty()) {
+    events.push_back({.kind = ChatEvent::Kind::kContent, .text = std::move(text)});
+  }
+  show(index, events);
+  return !over_ && !c.stops.stopped();
+}
+
+void Answer::on_finish(int64_t index, const Finish& finish) {
+  Choice& c = *choices_[index];
+  --open_;
+  if (index % head_.params.choices == 0) {  // the first of its prompt
+    prompt_tokens_ += finish.prompt_tokens;
+    cached_tokens_ += finish.cached_tokens;
+  }
+  drawn_tokens_ += finish.drawn_tokens + (finish.reason == FinishReason::kStop ? 1 : 0);
+  if (over_) return;
+  if (finish.reason == FinishReason::kError) return fail(finish);
+  begin();
+  if (!c.stops.stopped()) {
+    std::vector<ChatEvent> events;
+    if (c.parser) {
+      c.parser->finish(events);
+    } else if (std::string text = c.decoder.finish(); !text.empty()) {
+      events.push_back({.kind = ChatEvent::Kind::kContent, .text = std::move(text)});
+    }
+    show(index, events);
+    if (std::string held = c.stops.finish(); !held.empty()) {
+      const ChatEvent last{.kind = ChatEvent::Kind::kContent, .text = std::move(held)};
+      add_event(last, c.message);
+      if (head_.params.stream) send_delta(index, {{"content", last.text}});
+    }
+  }
+  if (finish.reason == FinishReason::kLength) {
+    c.reason = "length";
+  } else {
+    c.reason = c.message.tool_calls.empty() ? "stop" : "tool_calls";
+  }
+  if (head_.params.stream) send_delta(index, Json::object(), c.reason);
+  if (open_ == 0) complete();
+}
+
+Json Answer::whole_choice(int64_t index) {
+  Choice& c = *choices_[index];
+  std::string content;
+  for (const ChatPart& part : c.message.content) content += part.text;
+  Json out = {{"index", index}};
+  if (head_.chat) {
+    Json message = {{"role", "assistant"}};
+    message["content"] = content.empty() && !c.message.tool_calls.empty() ? Json(nullptr) : Json(content);
+    if (!c.message.reasoning.empty()) message["reasoning_content"] = c.message.reasoning;
+    if (!c.message.tool_calls.empty()) {
+      Json calls = Json::array();
+      for (size_t i = 0; i < c.message.tool_calls.size(); ++i) {
+        const ChatToolCall& call = c.message.tool_calls[i];
+        calls.push_back({{"id", fmt::format("call_{}_{}_{}", head_.id, index, i)},
+                         {"type", "function"},
+                         {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+      }
+      message["tool_calls"] = std::move(calls);
+    }
+    out["message"] = std::move(message);
+  } else {
+    out["text"] = content;
+  }
+  out["logprobs"] = take_logprobs(c);
+  out["finish_reason"] = c.reason;
+  return out;
+}
+
+void Answer::fail(const Finish& finish) {
+  over_ = true;
+  const std::string body = error_body(status_of(finish), finish.error);
+  if (begun_) {
+    reply_->write("data: " + body + "\n\n");
+    reply_->end();
+  } else {
+    reply_->send({.status = status_of(finish), .body = body});
+  }
+}
+
+void Answer::complete() {
+  over_ = true;
+  const Json usage = usage_json(prompt_tokens_, cached_tokens_, drawn_tokens_);
+  if (head_.params.stream) {
+    if (head_.params.include_usage) {
+      Json event = envelope(head_.chat ? "chat.completion.chunk" : "text_completion");
+      event["choices"] = Json::array();
+      event["usage"] = usage;
+      send_event(event);
+    }
+    reply_->write("data: [DONE]\n\n");
+    reply_->end();
+    return;
+  }
+  Json body = envelope(head_.chat ? "chat.completion" : "text_completion");
+  Json choices = Json::array();
+  for (int64_t i = 0; i < head_.choices; ++i) choices.push_back(whole_choice(i));
+  body["choices"] = std::move(choices);
+  body["usage"] = usage;
+  reply_->send({.body = to_text(body)});
+}
+
+}  // namespace godwit::serve

@@ -1,0 +1,403 @@
+#include "godwit/serve/http.h"
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <deque>
+#include <mutex>
+
+#include "godwit/base/check.h"
+#include "godwit/base/log.h"
+
+namespace godwit::serve {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Stream = beast::tcp_stream;
+
+const auto kAwait = asio::use_awaitable;
+
+std::string status_line(int status) {
+  return fmt::format("HTTP/1.1 {} {}\r\n", status,
+                     std::string(http::obsolete_reason(static_cast<http::status>(status))));
+}
+
+// What waits to be written to one client, and whether it is still there.
+class Reply final : public HttpReply, public std::enable_shared_from_this<Reply> {
+ public:
+  Reply(const asio::any_io_executor& executor, const HttpOptions& options, bool keep_alive, bool chunked)
+      : executor_(executor),
+        changed_(executor),
+        max_unread_(options.max_unread),
+        keep_alive_(keep_alive),
+        chunked_(chunked) {
+    changed_.expires_at(asio::steady_timer::time_point::max());
+  }
+
+  void send(HttpResponse response) override {
+    std::string head = head_of(response);
+    head += fmt::format("content-length: {}\r\n\r\n", response.body.size());
+    push(head + response.body, /*last=*/true);
+  }
+
+  void begin(HttpResponse head) override {
+    streaming_ = true;
+    push(head_of(head) + (chunked_ ? "transfer-encoding: chunked\r\n\r\n" : "\r\n"), /*last=*/false);
+  }
+
+  bool write(std::string_view data) override {
+    if (data.empty()) return !gone();
+    return push(chunked_ ? fmt::format("{:x}\r\n{}\r\n", data.size(), data) : std::string(data),
+                /*last=*/false);
+  }
+
+  void end() override { push(chunked_ ? "0\r\n\r\n" : "", /*last=*/true); }
+
+  void on_gone(std::function<void()> callback) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!gone_) {
+        if (!ended_) on_gone_ = std::move(callback);
+        return;
+      }
+    }
+    callback();
+  }
+
+  // For the connection.
+  bool gone() {
+    const std::lock_guard lock(mutex_);
+    return gone_;
+  }
+  void leave() {
+    std::function<void()> callback;
+    {
+      const std::lock_guard lock(mutex_);
+      if (gone_) return;
+      gone_ = true;
+      waiting_.clear();
+      callback.swap(on_gone_);
+    }
+    if (callback) callback();
+    notify();
+  }
+  // Takes what waits; `complete` when nothing follows.
+  std::string take(bool& complete) {
+    const std::lock_guard lock(mutex_);
+    std::string all;
+    for (std::string& part : waiting_) all += part;
+    waiting_.clear();
+    bytes_ = 0;
+    complete = ended_ || gone_;
+    return all;
+  }
+  asio::awaitable<void> wait_for_change() {
+    error_code ignored;
+    co_await changed_.async_wait(asio::redirect_error(kAwait, ignored));
+  }
+  [[nodiscard]] bool keeps_alive() const { return keep_alive_ && (chunked_ || !streaming_); }
+  bool ended() {
+    const std::lock_guard lock(mutex_);
+    return ended_;
+  }
+
+ private:
+  std::string head_of(const HttpResponse& r) const {
+    std::string head = status_line(r.status);
+    if (!r.content_type.empty()) head += fmt::format("content-type: {}\r\n", r.content_type);
+    for (const auto& [name, value] : r.headers) head += fmt::format("{}: {}\r\n", name, value);
+    head += keep_alive_ && (chunked_ || !streaming_) ? "connection: keep-alive\r\n" : "connection: close\r\n";
+    return head;
+  }
+
+  bool push(std::string data, bool last) {
+    bool stalled = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (gone_ || ended_) return false;
+      bytes_ += static_cast<int64_t>(data.size());
+      stalled = !last && bytes_ > max_unread_;
+      if (!stalled) {
+        waiting_.push_back(std::move(data));
+        ended_ = last;
+        if (last) on_gone_ = {};
+      }
+    }
+    if (stalled) leave();
+    notify();
+    return !stalled;
+  }
+
+  // Wakes the connection, on its own thread: the timer is not to be touched from another.
+  void notify() {
+    asio::post(executor_, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->changed_.cancel();
+    });
+  }
+
+  asio::any_io_executor executor_;
+  asio::steady_timer changed_;
+  int64_t max_unread_;
+  bool keep_alive_, chunked_;
+  std::atomic<bool> streaming_ = false;
+  std::mutex mutex_;
+  std::deque<std::string> waiting_;
+  int64_t bytes_ = 0;
+  bool ended_ = false, gone_ = false;
+  std::function<void()> on_gone_;
+};
+
+// What handlers hold. When the last of them lets go of an unfinished answer, the client is told.
+class Handle final : public HttpReply {
+ public:
+  explicit Handle(std::shared_ptr<Reply> reply) : reply_(std::move(reply)) {}
+  ~Handle() override {
+    if (began_) {
+      if (!reply_->ended()) reply_->leave();
+    } else if (!reply_->ended()) {
+      reply_->send({.status = 500,
+                    .body = R"({"error":{"message":"the request was dropped","type":"server_error"}})"});
+    }
+  }
+  void send(HttpResponse response) override { reply_->send(std::move(response)); }
+  void begin(HttpResponse head) override {
+    began_ = true;
+    reply_->begin(std::move(head));
+  }
+  bool write(std::string_view data) override { return reply_->write(data); }
+  void end() override { reply_->end(); }
+  void on_gone(std::function<void()> callback) override { reply_->on_gone(std::move(callback)); }
+
+ private:
+  std::shared_ptr<Reply> reply_;
+  std::atomic<bool> began_ = false;
+};
+
+HttpRequest to_request(http::request<http::string_body>&& message) {
+  HttpRequest out;
+  out.method = std::string(message.method_string());
+  const std::string target(message.target());
+  out.path = target.substr(0, target.find('?'));
+  for (const auto& field : message) {
+    std::string name(field.name_string());
+    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    out.headers[name] = std::string(field.value());
+  }
+  out.body = std::move(message.body());
+  return out;
+}
+
+// True when the other side has closed: readable, and nothing to read.
+bool closed_by_peer(tcp::socket& socket) {
+  char byte = 0;
+  error_code ec;
+  socket.non_blocking(true, ec);
+  const size_t n = socket.receive(asio::buffer(&byte, 1), tcp::socket::message_peek, ec);
+  return ec ? ec != asio::error::would_block : n == 0;
+}
+
+}  // namespace
+
+struct HttpServer::Impl {
+  Impl(const HttpOptions& o, HttpHandler h)
+      : options(o), handler(std::move(h)), workers(o.handler_threads), acceptor(io) {}
+
+  HttpOptions options;
+  HttpHandler handler;
+  asio::io_context io{1};
+  asio::thread_pool workers;
+  tcp::acceptor acceptor;
+  std::atomic<int64_t> open = 0;
+
+  asio::awaitable<void> accept_all() {
+    for (;;) {
+      error_code ec;
+      tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(kAwait, ec));
+      if (ec == asio::error::operation_aborted || !acceptor.is_open()) co_return;
+      if (ec) {  // no descriptor left, say: wait for one
+        asio::steady_timer pause(io, std::chrono::milliseconds(50));
+        co_await pause.async_wait(asio::redirect_error(kAwait, ec));
+        continue;
+      }
+      ++open;
+      asio::co_spawn(io, connection(Stream(std::move(socket))), [this](const std::exception_ptr& error) {
+        --open;
+        if (!error) return;
+        try {
+          std::rethrow_exception(error);
+        } catch (const std::exception& e) {
+          log_warn("http: a connection ended: {}", e.what());
+        }
+      });
+    }
+  }
+
+  // Writes `response` and closes: for requests that never reach a handler.
+  asio::awaitable<void> refuse(Stream& stream, int status, std::string_view message) {
+    const std::string body = fmt::format(
+        R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":null}}}})", message);
+    const std::string text =
+        status_line(status) +
+        fmt::format("content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{}",
+                    body.size(), body);
+    error_code ec;
+    stream.expires_after(options.write_timeout);
+    co_await asio::async_write(stream, asio::buffer(text), asio::redirect_error(kAwait, ec));
+    // What the client still sends is read and dropped for a moment, or its stack would discard our answer.
+    stream.socket().shutdown(tcp::socket::shutdown_send, ec);
+    stream.expires_after(std::chrono::seconds(2));
+    std::vector<char> rest(1 << 16);
+    for (int i = 0; i < 64 && !ec; ++i)
+      co_await stream.async_read_some(asio::buffer(rest), asio::redirect_error(kAwait, ec));
+  }
+
+  // Reads one request; none when the connection is over.
+  asio::awaitable<std::optional<http::request<http::string_body>>> read(Stream& stream,
+                                                                        beast::flat_buffer& buffer,
+                                                                        bool first) {
+    http::request_parser<http::string_body> parser;
+    parser.body_limit(static_cast<uint64_t>(options.max_body));
+    parser.header_limit(static_cast<uint32_t>(options.max_header));
+    error_code ec;
+    stream.expires_after(first ? options.read_timeout : options.idle_timeout);
+    co_await http::async_read_header(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+    if (!ec && parser.get()[http::field::expect] == "100-continue") {
+      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      co_await asio::async_write(stream, asio::buffer(kContinue), asio::redirect_error(kAwait, ec));
+    }
+    if (!ec) {
+      stream.expires_after(options.read_timeout);
+      co_await http::async_read(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+    }
+    if (!ec) co_return parser.release();
+    if (ec == http::error::body_limit) {
+      co_await refuse(stream, 413, fmt::format("the body is larger than {} bytes", options.max_body));
+    } else if (ec == http::error::header_limit) {
+      co_await refuse(stream, 431, fmt::format("the headers are larger than {} bytes", options.max_header));
+    } else if (ec == beast::error::timeout) {
+      if (buffer.size() > 0 || parser.is_header_done())
+        co_await refuse(stream, 408, "the request did not arrive in time");
+    } else if (ec.category() == make_error_code(http::error::bad_method).category() &&
+               ec != http::error::end_of_stream && ec != http::error::partial_message) {
+      co_await refuse(stream, 400, "this is no valid HTTP/1.1 request");
+    }
+    co_return std::nullopt;
+  }
+
+  // Writes the answer as it comes. False when the client has gone.
+  asio::awaitable<bool> pump(Stream& stream, const std::shared_ptr<Reply>& reply) {
+    using namespace asio::experimental::awaitable_operators;
+    const auto deadline = std::chrono::steady_clock::now() + options.total_timeout;
+    bool watch = true;
+    for (;;) {
+      bool complete = false;
+      const std::string data = reply->take(complete);
+      error_code ec;
+      if (!data.empty()) {
+        stream.expires_after(options.write_timeout);
+        co_await asio::async_write(stream, asio::buffer(data), asio::redirect_error(kAwait, ec));
+        stream.expires_never();
+        if (ec) break;
+        if (!complete) continue;
+      }
+      if (complete) co_return !reply->gone();
+      if (std::chrono::steady_clock::now() > deadline) break;
+      if (!watch) {
+        co_await reply->wait_for_change();
+        continue;
+      }
+      const auto woke =
+          co_await (reply->wait_for_change() ||
+                    stream.socket().async_wait(tcp::socket::wait_read, asio::redirect_error(kAwait, ec)));
+      if (woke.index() == 1) {
+        if (ec || closed_by_peer(stream.socket())) break;
+        watch = false;  // the next request is there already
+      }
+    }
+    reply->leave();
+    co_return false;
+  }
+
+  asio::awaitable<void> connection(Stream stream) {
+    if (open > options.max_connections) {
+      co_await refuse(stream, 503, "too many connections");
+      co_return;
+    }
+    error_code ec;
+    stream.socket().set_option(tcp::no_delay(true), ec);
+    beast::flat_buffer buffer;
+    for (bool first = true;; first = false) {
+      auto message = co_await read(stream, buffer, first);
+      if (!message) break;
+      stream.expires_never();
+      const bool keep_alive = message->keep_alive();
+      const bool chunked = message->version() >= 11;
+      const auto reply = std::make_shared<Reply>(stream.get_executor(), options, keep_alive, chunked);
+      asio::post(workers, [this, request = to_request(std::move(*message)),
+                           handle = std::make_shared<Handle>(reply)]() mutable {
+        try {
+          handler(std::move(request), handle);
+        } catch (const std::exception& e) {
+          log_warn("http: a handler failed: {}", e.what());
+        }
+      });
+      if (!co_await pump(stream, reply) || !reply->keeps_alive()) break;
+    }
+    stream.socket().shutdown(tcp::socket::shutdown_both, ec);
+  }
+};
+
+HttpServer::HttpServer(const HttpOptions& options, HttpHandler handler)
+    : impl_(std::make_unique<Impl>(options, std::move(handler))) {
+  error_code ec;
+  const auto address = asio::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, ec);
+  check(!ec, "serve: {} is no IP address", options.host);
+  const tcp::endpoint endpoint(address, options.port);
+  auto& acceptor = impl_->acceptor;
+  acceptor.open(endpoint.protocol(), ec);
+  if (!ec) acceptor.set_option(asio::socket_base::reuse_address(true), ec);
+  if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec) acceptor.listen(1024, ec);
+  check(!ec, "serve: cannot listen on {}:{}: {}", options.host, options.port, ec.message());
+}
+
+HttpServer::~HttpServer() {
+  stop();
+  impl_->workers.join();
+}
+
+uint16_t HttpServer::port() const {
+  return impl_->acceptor.local_endpoint().port();
+}
+
+int64_t HttpServer::connections() const {
+  return impl_->open;
+}
+
+void HttpServer::run() {
+  asio::co_spawn(impl_->io, impl_->accept_all(), asio::detached);
+  impl_->io.run();
+  impl_->workers.join();  // no handler runs any more
+}
+
+void HttpServer::stop() {
+  impl_->io.stop();
+}
+
+}  // namespace godwit::serve
