@@ -63,7 +63,7 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options)
     : model_(model),
       options_([&] {
         EngineOptions o = options;
-        const int64_t limit = model.config.max_position;
+        const int64_t limit = context_limit(model.config);
         if (o.max_context <= 0) o.max_context = limit;
         check(o.max_context <= limit, "engine: max_context {} is beyond the model's {}", o.max_context,
               limit);

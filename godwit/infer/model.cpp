@@ -19,6 +19,10 @@ LoadedModel load_model(const std::string& directory, at::Device device, std::opt
           .device = device};
 }
 
+int64_t context_limit(const ModelConfig& config) {
+  return config.max_position > 0 ? config.max_position : int64_t{1} << 20;
+}
+
 std::vector<int32_t> text_stop_ids(const LoadedModel& model) {
   std::vector<int32_t> ids;
   for (const std::string_view name : {kEos, kEndOfMsg}) {

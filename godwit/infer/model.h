@@ -27,6 +27,9 @@ struct LoadedModel {
 LoadedModel load_model(const std::string& directory, at::Device device,
                        std::optional<at::ScalarType> dtype = std::nullopt);
 
+// Tokens that a sequence may have: what the configuration says, or a million where it says nothing.
+int64_t context_limit(const ModelConfig& config);
+
 // What ends a text: [EOS], <|end_of_msg|> and the configuration's eos_token_id.
 std::vector<int32_t> text_stop_ids(const LoadedModel& model);
 

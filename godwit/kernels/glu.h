@@ -18,4 +18,8 @@ void glu_fwd(int64_t n, const float* g, const float* u, GluForm form, float* out
 void glu_bwd(int64_t n, const float* d_out, const float* g, const float* u, GluForm form, float* d_g,
              float* d_u);
 
+// x sigmoid(g), elementwise: an output gate.
+void sigmoid_gate_fwd(int64_t n, const float* x, const float* g, float* out);
+void sigmoid_gate_bwd(int64_t n, const float* d_out, const float* x, const float* g, float* d_x, float* d_g);
+
 }  // namespace godwit::kernels

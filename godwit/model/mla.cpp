@@ -156,8 +156,9 @@ Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const Tensor& x
   Tensor out = attend(m.window);
   const Tensor local = local_global ? attend(m.local_window) : Tensor();
   if (m.gate != MlaGate::kNone) {
-    const Tensor gate = at::sigmoid(ops::linear(x, w.g_proj)).view({T, m.heads, m.v_dim});
-    out = local_global ? gate * out + (1 - gate) * local : gate * out;
+    const Tensor gate = ops::linear(x, w.g_proj).view({T, m.heads, m.v_dim});
+    // gate * out + (1 - gate) * local
+    out = local_global ? local + ops::sigmoid_gate(out - local, gate) : ops::sigmoid_gate(out, gate);
   }
   return ops::linear(out.reshape({T, m.heads * m.v_dim}), w.o_proj);
 }

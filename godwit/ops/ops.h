@@ -68,6 +68,9 @@ Tensor linear_heads(const Tensor& x, const Tensor& weight);
 // beta_up tanh(u/beta_up), 0: u.
 Tensor glu(const Tensor& g, const Tensor& u, double beta_gate, double beta_up);
 
+// y = x sigmoid(g), elementwise, g of x's shape.
+Tensor sigmoid_gate(const Tensor& x, const Tensor& g);
+
 // Attention Residuals mix (arXiv:2607.24653 eq. 8 to 10): sources S tensors [T, D]; score_s = sum_c
 // norm_weight_c query_c v_sc rsqrt(mean v_s^2 + eps); returns sum_s softmax(score)_s v_s [T, D]. Everything
 // in fp32 inside.

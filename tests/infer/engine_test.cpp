@@ -33,6 +33,11 @@ struct Answer {
   std::vector<double> logprobs;
   Finish finish;
   bool operator==(const Answer& other) const { return ids == other.ids && logprobs == other.logprobs; }
+  friend std::ostream& operator<<(std::ostream& out, const Answer& a) {
+    out.precision(17);
+    for (size_t i = 0; i < a.ids.size(); ++i) out << a.ids[i] << " (" << a.logprobs[i] << ") ";
+    return out << a.finish.error;
+  }
 };
 
 // Submits with callbacks that fill `answers`, one a choice.

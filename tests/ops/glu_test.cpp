@@ -53,6 +53,30 @@ TEST(Glu, RelativeErrorOverTheWholeRange) {
   }
 }
 
+TEST(SigmoidGate, MatchesOracle) {
+  at::manual_seed(2);
+  const test::TensorFn op = [](const auto& x) { return ops::sigmoid_gate(x[0], x[1]); };
+  const test::TensorFn oracle = [](const auto& x) { return ops::ref::sigmoid_gate(x[0], x[1]); };
+  for (const int64_t n : {0, 1, 15, 16, 17, 63, 64, 65, 257}) {
+    const std::vector<Tensor> inputs = {at::randn({n, 3}), at::randn({n, 3}) * 4};
+    const auto wide = test::to_double(inputs);
+    EXPECT_TRUE(test::close(op(inputs), oracle(wide), test::kFp32));
+    const Tensor projection = at::randn({n, 3});
+    const auto got = test::gradients(op, inputs, projection);
+    const auto expected = test::gradients(oracle, wide, projection);
+    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(test::close(got[i], expected[i], test::kFp32Grad));
+  }
+}
+
+// An element's bits do not depend on its place.
+TEST(SigmoidGate, ElementsAloneEqualTogether) {
+  const Tensor x = at::randn({1000}), g = at::randn({1000}) * 4;
+  const Tensor y = ops::sigmoid_gate(x, g);
+  for (const int64_t i : {0, 7, 500, 999})
+    EXPECT_TRUE(
+        at::equal(ops::sigmoid_gate(x.slice(0, i, i + 1), g.slice(0, i, i + 1)), y.slice(0, i, i + 1)));
+}
+
 TEST(Glu, SaturatesAndPassesNan) {
   const Tensor far = at::tensor({-1e30f, 1e30f, -1000.0f, 1000.0f});
   const Tensor y = ops::glu(far, at::full({4}, 1e30f), 4, 25);

@@ -20,6 +20,12 @@ struct GluConstants {
   float beta_gate, beta_up, per_gate, per_up;
 };
 
+// 1 / sigmoid(g). Bounded, so that a product of denominators stays finite; sigmoid(-60) = 9e-27 stands for
+// all below.
+static inline Vec sigmoid_denominator(Vec g) {
+  return splat(1.0f) + vexp(-vmax(splat(-60.0f), g));
+}
+
 // act = act_num / act_den, lin = lin_num / lin_den; sigmoid(g) = 1 / sig_den.
 struct GluParts {
   Ratio act;  // without the sigmoid
@@ -39,8 +45,7 @@ static inline GluParts glu_parts(const GluConstants& c, Vec g, Vec u) {
     p.lin = tanh_ratio(u * splat(c.per_up));
     p.lin.num = p.lin.num * splat(c.beta_up);
   }
-  // Bounded, so that the product of the denominators stays finite; sigmoid(-60) = 9e-27 stands for all below.
-  p.sig_den = splat(1.0f) + vexp(-vmax(splat(-60.0f), g));
+  p.sig_den = sigmoid_denominator(g);
   return p;
 }
 

@@ -15,4 +15,8 @@ at::Tensor glu(const at::Tensor& g, const at::Tensor& u, double beta_gate, doubl
   return (act * lin).to(g.scalar_type());
 }
 
+at::Tensor sigmoid_gate(const at::Tensor& x, const at::Tensor& g) {
+  return (x.to(work_type(x)) * at::sigmoid(g.to(work_type(x)))).to(x.scalar_type());
+}
+
 }  // namespace godwit::ops::ref

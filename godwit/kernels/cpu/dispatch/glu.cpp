@@ -25,4 +25,17 @@ void glu_bwd(int64_t n, const float* d_out, const float* g, const float* u, GluF
   });
 }
 
+void sigmoid_gate_fwd(int64_t n, const float* x, const float* g, float* out) {
+  parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+    GODWIT_DISPATCH(sigmoid_gate_fwd_range, end - begin, x + begin, g + begin, out + begin);
+  });
+}
+
+void sigmoid_gate_bwd(int64_t n, const float* d_out, const float* x, const float* g, float* d_x, float* d_g) {
+  parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
+    GODWIT_DISPATCH(sigmoid_gate_bwd_range, end - begin, d_out + begin, x + begin, g + begin, d_x + begin,
+                    d_g + begin);
+  });
+}
+
 }  // namespace godwit::kernels

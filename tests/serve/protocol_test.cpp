@@ -1,0 +1,97 @@
+#include "godwit/serve/protocol.h"
+
+#include <gtest/gtest.h>
+
+namespace godwit::serve {
+namespace {
+
+int status_of(const std::function<void()>& action, const std::string& named) {
+  try {
+    action();
+  } catch (const ApiError& e) {
+    EXPECT_NE(std::string(e.what()).find(named), std::string::npos) << e.what();
+    return e.status();
+  }
+  return 200;
+}
+
+TEST(Protocol, ReadsWhatOpenAiClientsSend) {
+  const CompletionParams p = completion_params(
+      Json::parse(
+          R"({"temperature": 0.5, "top_p": 0.9, "seed": 7, "n": 2, "stop": ["a", "bc"], "logprobs": true,
+                      "top_logprobs": 3, "stream": true, "stream_options": {"include_usage": true},
+                      "max_completion_tokens": 9, "max_tokens": 4, "logit_bias": {"5": -100}, "user": "somebody"})"),
+      /*chat=*/true);
+  EXPECT_EQ(p.sampling.temperature, 0.5);
+  EXPECT_EQ(p.sampling.top_p, 0.9);
+  EXPECT_EQ(p.sampling.seed, 7u);
+  EXPECT_EQ(p.choices, 2);
+  EXPECT_EQ(p.stop, (std::vector<std::string>{"a", "bc"}));
+  EXPECT_EQ(p.top_logprobs, 3);
+  EXPECT_TRUE(p.include_usage);
+  EXPECT_EQ(p.max_tokens, 9);
+  EXPECT_EQ(p.sampling.logit_bias.at(0), (std::pair<int32_t, double>(5, -100.0)));
+}
+
+TEST(Protocol, NamesTheKeyThatIsWrong) {
+  for (const auto& [json, key] :
+       std::vector<std::pair<std::string, std::string>>{{R"({"temperature": 3})", "temperature"},
+                                                        {R"({"temperature": "hot"})", "temperature"},
+                                                        {R"({"top_p": -1})", "top_p"},
+                                                        {R"({"n": 0})", "n"},
+                                                        {R"({"n": 1.5})", "n"},
+                                                        {R"({"max_tokens": -4})", "max_tokens"},
+                                                        {R"({"max_tokens": 1e300})", "max_tokens"},
+                                                        {R"({"stop": [""]})", "stop"},
+                                                        {R"({"stop": 5})", "stop"},
+                                                        {R"({"logit_bias": {"x": 1}})", "logit_bias"},
+                                                        {R"({"logit_bias": {"1": 1000}})", "logit_bias"},
+                                                        {R"({"top_logprobs": 5})", "top_logprobs"},
+                                                        {R"({"stream_options": {}})", "stream_options"},
+                                                        {R"({"stream": "yes"})", "stream"},
+                                                        {R"({"seed": 0.5})", "seed"}}) {
+    EXPECT_EQ(status_of([&] { completion_params(Json::parse(json), /*chat=*/true); }, key), 400) << json;
+  }
+  EXPECT_EQ(status_of([] { chat_request(Json::parse("{}")); }, "messages"), 400);
+  EXPECT_EQ(status_of([] { chat_request(Json::parse(R"({"messages": [{"role": "king"}]})")); }, "king"), 400);
+}
+
+TEST(Protocol, RefusesBodiesThatAreNoObject) {
+  for (const std::string body : {"", "[]", "{", "nul", "\xff\xfe", "{\"a\": 1} x"})
+    EXPECT_EQ(status_of([&] { parse_object(body); }, ""), 400) << body;
+  const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  EXPECT_EQ(status_of([&] { parse_object(deep); }, "nested"), 400);
+}
+
+// Whatever the pieces, the text before the first stop string comes out, and no part of one.
+TEST(StopScanner, CutsAtTheFirstStopHoweverTheTextComes) {
+  const std::vector<std::string> stops = {"STOP", "ST!", "end"};
+  for (const std::string text :
+       {"hello STOP there", "aSTaST!b", "SSTOP", "the e", "no such thing", "ST", "enend"}) {
+    size_t cut = std::string::npos;
+    for (const std::string& stop : stops) cut = std::min(cut, text.find(stop));
+    const std::string expected = text.substr(0, cut);
+    for (size_t piece = 1; piece <= text.size(); ++piece) {
+      StopScanner scanner(stops);
+      std::string out;
+      for (size_t at = 0; at < text.size(); at += piece) {
+        out += scanner.push(text.substr(at, piece));
+        EXPECT_TRUE(expected.starts_with(out)) << out;
+      }
+      out += scanner.finish();
+      EXPECT_EQ(out, expected) << text << " in pieces of " << piece;
+      EXPECT_EQ(scanner.stopped(), cut != std::string::npos);
+    }
+  }
+}
+
+TEST(Protocol, ErrorsHaveOpenAisShape) {
+  const Json body = Json::parse(error_body(400, "no", "n"));
+  EXPECT_EQ(body["error"]["message"], "no");
+  EXPECT_EQ(body["error"]["type"], "invalid_request_error");
+  EXPECT_EQ(body["error"]["param"], "n");
+  EXPECT_TRUE(body["error"].contains("code"));
+}
+
+}  // namespace
+}  // namespace godwit::serve
