@@ -15,6 +15,8 @@ inline LoadedModel bigram_model(const std::map<int32_t, int32_t>& next) {
   Tokenizer tokenizer = Tokenizer::load(GODWIT_FIXTURES "/tokenizer");
   ModelConfig config = tiny_config();
   config.vocab_size = tokenizer.vocab_size();
+  config.mla.nope_dim = 12;  // widths that our attention takes: multiples of 16
+  config.mla.v_dim = 16;
   ModelWeights weights = init_weights(config, 11, at::kCPU, at::kFloat);
   for_each_param(config, weights, [](const ParamInfo& info, at::Tensor& value) {
     if (info.role == ParamRole::kMatrix || info.role == ParamRole::kExperts) value.zero_();

@@ -164,7 +164,9 @@ TEST(Engine, PrefixHitEqualsMissBitForBit) {
       submit(engine, request, answers);
       engine.run_until_idle();
       EXPECT_EQ(answers.at(0), expected) << length << " " << again;
-      if (again) EXPECT_EQ(answers.at(0).finish.cached_tokens, (length - 1) / kLatentPage * kLatentPage);
+      if (again) {
+        EXPECT_EQ(answers.at(0).finish.cached_tokens, (length - 1) / kLatentPage * kLatentPage);
+      }
     }
   }
   EXPECT_GT(engine.stats().cached_tokens, 0);
