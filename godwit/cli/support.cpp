@@ -39,7 +39,8 @@ SamplingParams sampling_params(const ModelArgs& args) {
 }
 
 EngineOptions single_sequence(const LoadedModel& model, int64_t tokens) {
-  return {.max_sequences = 1, .cache_tokens = std::min(tokens, context_limit(model.config)) + 2 * kLatentPage};
+  return {.max_sequences = 1,
+          .cache_tokens = std::min(tokens, context_limit(model.config)) + 2 * kLatentPage};
 }
 
 void write_out(std::string_view text) {

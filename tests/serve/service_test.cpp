@@ -224,7 +224,9 @@ TEST(Service, BadRequestsGetOneClearAnswer) {
                 {.max_body = 100000});
   const auto status = [&](const std::string& method, const std::string& path, const std::string& body = {}) {
     const auto r = request(server.port(), method, path, body);
-    if (r.status >= 400) EXPECT_TRUE(Json::parse(r.body)["error"]["message"].is_string()) << r.body;
+    if (r.status >= 400) {
+      EXPECT_TRUE(Json::parse(r.body)["error"]["message"].is_string()) << r.body;
+    }
     return r.status;
   };
   EXPECT_EQ(status("GET", "/nothing"), 404);
