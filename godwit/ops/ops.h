@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor> quantize_int8(const Tensor& w);
 // fp32 in registers: the bits of linear with that matrix in fp32. No gradient.
 Tensor linear_int8(const Tensor& x, const Tensor& values, const Tensor& scale);
 
-// The same with a weight a head: y[:, h] = x[:, h] weight[h]^T; x [T, H, K], weight [H, O, K], y [T, H, O].
+// linear with a weight a head: y[:, h] = x[:, h] weight[h]^T; x [T, H, K], weight [H, O, K], y [T, H, O].
 Tensor linear_heads(const Tensor& x, const Tensor& weight);
 
 // Gated linear unit of the FFNs: act(g) * lin(u), elementwise. beta_gate > 0: act(g) = beta_gate
