@@ -1,10 +1,11 @@
 """Checkpoints in Kimi K3's released layout, written from the released table of tensors, with random weights.
 
-    python python/make_k3_checkpoint.py tests/fixtures/k3                       # small: the committed fixture
+    python python/make_k3_checkpoint.py tests/fixtures/k3 --logits tests/fixtures/k3_logits.safetensors   # the fixture
     python python/make_k3_checkpoint.py DIR --size layer --experts 896          # K3's widths, one MoE layer
     python python/make_k3_checkpoint.py DIR --size full                         # all 497,220 tensors; files of holes
 
-NumPy alone; nothing of Godwit is used, so that names, shapes and types are said twice. `full` writes headers and no
+NumPy alone; nothing of Godwit is used, so that names, shapes and types are said twice. `--logits` also writes what
+python/reference makes of it in fp64 (which needs torch). `full` writes headers and no
 data: 1.56 TB in name, a few MB on disk.
 """
 
@@ -201,11 +202,25 @@ def write_shard(path, tensors, fill):
     return offset
 
 
+def write_logits(directory, path):
+    """fp32 [40, V] of two sequences, of 23 and 17 tokens."""
+    import torch
+
+    from reference import Config, Kimi, load_directory
+    config = Config.read(directory)
+    model = Kimi(config, load_directory(directory))
+    vocabulary = json.loads((directory / "config.json").read_text())["text_config"]["vocab_size"]
+    ids = torch.arange(40) * 7 % vocabulary
+    logits = torch.cat([model.forward(part[None]).logits[0] for part in ids.split([23, 17])])
+    write_shard(path, [("logits", "F32", list(logits.shape))], lambda *_: logits.detach().float().numpy())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--experts", type=int)
+    parser.add_argument("--logits", type=Path)
     args = parser.parse_args()
     s = dict(SIZES[args.size])
     if args.experts:
@@ -224,6 +239,8 @@ def main():
     (args.out / "config.json").write_text(json.dumps(config_json(s), indent=1) + "\n")
     (args.out / "generation_config.json").write_text(
         json.dumps({"max_length": 1048576, "eos_token_id": s["special"][1]}) + "\n")
+    if args.logits:
+        write_logits(args.out, args.logits)
     print(f"{len(weight_map)} tensors, {total} bytes in {count} files")
 
 

@@ -37,6 +37,10 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   Bytes bytes() const { return {data_, size_}; }
+  // Gives back the memory of pages of `bytes` (a part of bytes()); they come from the file again when they
+  // are read. For whoever walks through a file larger than memory. Edits of a copy-on-write map in them are
+  // lost.
+  void forget(Bytes bytes) const;
   uint64_t size() const { return size_; }
   const fs::path& path() const { return path_; }
 

@@ -39,8 +39,11 @@ class Filler {
       : checkpoint_(checkpoint), params_(params), names_(params), values_(values) {}
 
   void run() const {
-    const std::string faults = checkpoint_.scan(
-        [&](const io::SafetensorsFile& file, const io::StoredTensor& tensor) { fill(file, tensor); });
+    const std::string faults =
+        checkpoint_.scan([&](const io::SafetensorsFile& file, const io::StoredTensor& tensor) {
+          fill(file, tensor);
+          file.mapping()->forget(file.bytes(tensor));
+        });
     check(faults.empty(), "{}: {}", checkpoint_.path().string(), faults);
   }
 

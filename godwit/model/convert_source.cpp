@@ -46,12 +46,11 @@ class DirectorySource : public ConvertSource {
 
   StoredPiece read(const StoredParam& param, int64_t piece) const override {
     const auto values = checkpoint_.at(name_of(param, piece));
-    StoredPiece out{
-        .dtype = values.tensor->dtype, .bytes = values.bytes, .scales = {}, .keep = {values.file->mapping()}};
+    StoredPiece out(values.tensor->dtype, values.bytes, values.file->mapping());
     if (param.packed) {
       const auto scales = checkpoint_.at(param.name(piece, StoredPart::kScale));
       out.scales = scales.bytes;
-      out.keep.push_back(scales.file->mapping());
+      out.scales_mapping = scales.file->mapping();
     }
     return out;
   }
@@ -109,7 +108,7 @@ class SnapshotSource : public ConvertSource {
     io::Bytes bytes = file_.bytes(tensor);
     const size_t size = bytes.size() / static_cast<size_t>(param.pieces());
     bytes = bytes.subspan(static_cast<size_t>(piece) * size, size);
-    return {.dtype = tensor.dtype, .bytes = bytes, .scales = {}, .keep = {file_.mapping()}};
+    return {tensor.dtype, bytes, file_.mapping()};
   }
 
   uint32_t file_of(const StoredParam&, int64_t) const override { return 0; }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "godwit/io/file.h"
@@ -14,12 +15,25 @@
 
 namespace godwit {
 
-// One stored tensor, or the pair of an MXFP4 one. `keep` keeps the bytes valid.
+// One stored tensor, or the pair of an MXFP4 one. When it goes, so does the memory of the file's pages.
 struct StoredPiece {
+  using Mapping = std::shared_ptr<const io::MappedFile>;
+
   io::Dtype dtype = io::Dtype::F32;
-  io::Bytes bytes;
-  io::Bytes scales;  // of a packed one
-  std::vector<std::shared_ptr<const void>> keep;
+  io::Bytes bytes = {};
+  io::Bytes scales = {};  // of a packed one
+  Mapping mapping = {};
+  Mapping scales_mapping = {};
+
+  StoredPiece() = default;
+  StoredPiece(io::Dtype type, io::Bytes content, Mapping map)
+      : dtype(type), bytes(content), mapping(std::move(map)) {}
+  StoredPiece(StoredPiece&&) = default;
+  StoredPiece& operator=(StoredPiece&&) = default;
+  ~StoredPiece() {
+    if (mapping) mapping->forget(bytes);
+    if (scales_mapping) scales_mapping->forget(scales);
+  }
 };
 
 class ConvertSource {

@@ -224,7 +224,7 @@ void Run::save() {
   if (!group_.root()) return;
   const dist::Group::Busy busy(group_);
   at_.elapsed_s = elapsed();
-  const ModelConfig config = stage_config(config_, recipe_.stages[at_.stage]);
+  const ModelConfig config = stage_config(config_, stage());
   const Checkpoint c{.step = at_.steps,
                      .meta = {{"recipe", to_toml(recipe_)}, {"config", to_json(config)}, {"position", at_}},
                      .tensors = state()};

@@ -3,6 +3,7 @@
 
 #include "godwit/io/checkpoint_tensor.h"
 #include "tests/cli/program.h"
+#include "tests/cli/tiny_directory.h"
 #include "tests/support/compare.h"
 
 namespace godwit {
@@ -70,6 +71,30 @@ TEST(Convert, ThereAndBackWithTheSameLogits) {
   EXPECT_TRUE(test::bit_equal(logits(dir / "mxfp4"), expected));
   for (const char* file : {"model-00003-of-000007.safetensors", "model-00007-of-000007.safetensors"})
     EXPECT_TRUE(std::filesystem::exists(dir / "mxfp4" / file)) << file;
+}
+
+// Packed experts serve generation: the same text as the weights that they stand for.
+TEST(Convert, GeneratesFromMxfp4) {
+  const ScratchDir dir;
+  ModelConfig config = test::directory_config();
+  config.moe.latent = 32;
+  config.moe.inner = 32;
+  config.dtype = "bfloat16";
+  ModelWeights weights = init_weights(config, 7, at::kCPU, at::kFloat);
+  std::filesystem::create_directory(dir / "bf16");
+  save_weights(config, weights, dir / "bf16");
+  Tokenizer::load(GODWIT_FIXTURES "/tokenizer").save(dir / "bf16");
+  ASSERT_EQ(run({"convert", dir / "bf16", dir / "mxfp4", "--dtype", "mxfp4"}).code, 0);
+  ASSERT_EQ(run({"convert", dir / "mxfp4", dir / "unpacked", "--dtype", "bf16"}).code, 0);
+  const auto text = [&](const std::string& model) {
+    const Outcome o = run({"generate", "--model", dir / model, "--prompt", "In the beginning", "--max-tokens",
+                           "8", "--temperature", "0", "--json"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    nlohmann::json found = o.json();
+    found.erase("tokens_per_s");
+    return found;
+  };
+  EXPECT_EQ(text("mxfp4"), text("unpacked"));
 }
 
 TEST(Convert, UsageAndFaults) {

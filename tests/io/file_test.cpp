@@ -13,6 +13,7 @@ namespace godwit::io {
 namespace {
 
 using testing::expect_error;
+using testing::put_file;
 using testing::ScratchDir;
 using testing::SmallDisk;
 
@@ -120,6 +121,20 @@ TEST(AtomicFile, FullDiskNamesThePath) {
   EXPECT_FALSE(fs::exists(path));
   EXPECT_EQ(read_file(disk.path() / "old"), "kept");
   write_file_atomic(path, std::string(32 << 10, 'x'));  // the failed attempts gave their space back
+}
+
+TEST(MappedFile, ForgottenPagesComeBack) {
+  const ScratchDir dir;
+  std::string text(100'000, 'a');
+  for (size_t i = 0; i < text.size(); i += 97) text[i] = static_cast<char>(i);
+  put_file(dir / "x", text);
+  const MappedFile map(dir / "x", MappedFile::Mode::kCopyOnWrite);
+  for (const auto& [begin, size] :
+       {std::pair<size_t, size_t>{0, 100'000}, {5, 50'000}, {99'999, 1}, {4096, 4096}, {7, 0}}) {
+    EXPECT_EQ(as_text(map.bytes()), text);
+    map.forget(map.bytes().subspan(begin, size));
+  }
+  EXPECT_EQ(as_text(map.bytes()), text);
 }
 
 TEST(MappedFile, CopyOnWriteNeverReachesTheFile) {

@@ -30,6 +30,17 @@ Image decode(const std::string& bytes, const ImageLimits& limits = {}) {
   return decode_image(as_bytes(bytes), "picture", limits);
 }
 
+// Whether this build has the library of a fixture's format.
+bool readable(const std::string& name) {
+  try {
+    decode(fixture(name));
+    return true;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("this build has no lib"), std::string::npos) << error.what();
+    return false;
+  }
+}
+
 // A chunk or marker of a file changed in place, for hostile headers.
 std::string with(std::string bytes, size_t at, std::string_view text) {
   bytes.replace(at, text.size(), text);
@@ -56,6 +67,7 @@ TEST_P(ImageCases, LikePillow) {
   const json& row = cases().at(GetParam());
   const auto file = row["file"].get<std::string>();
   SCOPED_TRACE(file + " " + row["media_proc_cfg"].dump());
+  if (!readable(file)) GTEST_SKIP();
   const ImageProcessorConfig config = parse_image_processor(row["media_proc_cfg"].dump(), file);
   const Image image = load_image(kFixtures / file);
   EXPECT_EQ(json({image.width, image.height}), row["size"]);
@@ -98,6 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, ImageCases,
                          ::testing::Range(0, static_cast<int>(ImageCases::cases().size())));
 
 TEST(Image, ModesAndAlpha) {
+  if (!readable("lossless_alpha.webp")) GTEST_SKIP() << "no libwebp";
   const auto mode = [](const char* name) { return decode(fixture(name)).mode; };
   EXPECT_EQ(mode("rgb.png"), ImageMode::kRgb);
   EXPECT_EQ(mode("gray16.png"), ImageMode::kGray);
@@ -125,6 +138,7 @@ TEST(Image, SixteenBitsKeepTheUpperByte) {
 TEST(Image, InfoReadsTheHeaderOnly) {
   for (const auto& [name, format] :
        {std::pair{"rgb.png", "png"}, {"cmyk.jpg", "jpeg"}, {"lossy.webp", "webp"}}) {
+    if (!readable(name)) continue;
     const std::string bytes = fixture(name).substr(0, 700);  // most of the data are missing
     const ImageInfo info = image_info(as_bytes(bytes), name);
     EXPECT_EQ(info.format, format);
@@ -186,7 +200,8 @@ TEST(BadImage, DecompressionBombIsRefusedByItsHeader) {
   expect_error([&] { decode(jpeg); }, {"65500 x 65500 pixels are too many: at most 89478485"});
   expect_error([] { decode(fixture("rgb.png"), {.max_pixels = 61 * 47 - 1}); },
                {"61 x 47 pixels are too many"});
-  expect_error([] { decode(fixture("lossy.webp"), {.max_side = 60}); }, {"61 x 47 pixels are too many"});
+  if (readable("lossy.webp"))
+    expect_error([] { decode(fixture("lossy.webp"), {.max_side = 60}); }, {"61 x 47 pixels are too many"});
   EXPECT_EQ(decode(fixture("rgb.png"), {.max_pixels = 61 * 47}).width, 61);
 }
 

@@ -107,6 +107,12 @@ TEST(ConvertK3, Mxfp4RoundTrip) {
   }
 }
 
+// python/reference in fp64 on the same files: MXFP4, padded A_log and nested names read by someone else.
+TEST(ConvertK3, AnIndependentReaderGetsTheSameLogits) {
+  const Tensor expected = io::load_tensors(GODWIT_FIXTURES "/k3_logits.safetensors").at(0).second;
+  EXPECT_TRUE(test::close(logits(kK3), expected, test::kFp32Chain));
+}
+
 TEST(ConvertK3, TheModelStaysTheSame) {
   const Tensor expected = logits(kK3);
   ASSERT_TRUE(at::isfinite(expected).all().item<bool>());
