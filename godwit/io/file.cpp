@@ -94,6 +94,10 @@ void MappedFile::forget(Bytes bytes) const {
 }
 
 AtomicFile::AtomicFile(fs::path path) : path_(without_trailing_slash(std::move(path))) {
+  struct stat info {};  // a rename onto /dev/null would take its place
+  const bool exists = ::stat(path_.c_str(), &info) == 0;
+  check(!exists || S_ISREG(info.st_mode), "cannot write {}: {}", path_.string(),
+        S_ISDIR(info.st_mode) ? "it is a directory" : "it is not a regular file");
   do {  // another host may use the same process id on a shared file system
     temporary_ = temporary_beside(path_);
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -85,6 +86,16 @@ TEST(AtomicFile, ErrorsNameThePathAndTheReason) {
 }
 
 // In a child, because the limit also binds everything else the process writes.
+// As root, `--out /dev/null` would leave a plain file in its place.
+TEST(AtomicFile, TakesThePlaceOfPlainFilesOnly) {
+  const ScratchDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  expect_error([&] { write_file_atomic(dir / "pipe", "x"); }, {"pipe", "not a regular file"});
+  expect_error([&] { write_file_atomic(dir / "", "x"); }, {"it is a directory"});
+  EXPECT_TRUE(fs::is_fifo(dir / "pipe"));
+  EXPECT_EQ(dir.entries(), 1);
+}
+
 TEST(AtomicFile, FailedWriteNamesThePathAndLeavesNothing) {
   const ScratchDir dir;
   const pid_t child = ::fork();
