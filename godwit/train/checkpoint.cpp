@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "godwit/base/check.h"
 #include "godwit/io/checkpoint_tensor.h"
 #include "godwit/io/jsonl.h"
 #include "godwit/io/snapshot.h"
@@ -29,7 +30,12 @@ void save_checkpoint(const fs::path& root, const Checkpoint& checkpoint, int64_t
 
 std::optional<Checkpoint> load_newest_checkpoint(const fs::path& root) {
   const std::optional<int64_t> step = io::latest_valid_snapshot(root);
-  if (!step) return std::nullopt;
+  if (!step) {
+    const std::vector<int64_t> damaged = io::list_snapshots(root);
+    check(damaged.empty(), "{}: no checkpoint is whole, the newest is step-{}: remove them to start anew",
+          root.string(), damaged.empty() ? 0 : damaged.back());
+    return std::nullopt;
+  }
   const fs::path path = io::snapshot_path(root, *step);
   Checkpoint out{.step = *step, .meta = io::read_json(path / kMeta), .tensors = {}};
   for (auto& [name, tensor] : io::load_tensors(path / kState)) out.tensors.emplace(name, tensor);

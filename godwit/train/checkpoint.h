@@ -21,7 +21,8 @@ struct Checkpoint {
 // verified. Throws Error and leaves older checkpoints alone when the disk is full or a write fails.
 void save_checkpoint(const std::filesystem::path& root, const Checkpoint& checkpoint, int64_t keep);
 
-// The newest checkpoint that verifies; damaged ones are named in a warning and passed over. None: nullopt.
+// The newest checkpoint that verifies; damaged ones are named in a warning and passed over. Error if all are
+// damaged; nullopt if there is none.
 std::optional<Checkpoint> load_newest_checkpoint(const std::filesystem::path& root);
 
 }  // namespace godwit
