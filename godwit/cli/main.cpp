@@ -1,5 +1,8 @@
 // `godwit`: argument parsing and exit codes. 0 done, 1 failed with one clear line on stderr, 2 wrong usage.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -14,6 +17,24 @@
 namespace {
 
 using namespace godwit::cli;
+
+// CLI11's own validators print the largest double in full, and let nan through.
+CLI::Validator number_check(const char* type, const char* expected, bool (*holds)(double)) {
+  return {[expected, holds](std::string& text) {
+            double value = 0;
+            const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
+            return good ? std::string() : fmt::format("expected {}, got {}", expected, text);
+          },
+          type};
+}
+
+const CLI::Validator kPositive = number_check("POSITIVE", "a number above 0", [](double v) { return v > 0; });
+const CLI::Validator kNotNegative =
+    number_check("NONNEGATIVE", "a number not below 0", [](double v) { return v >= 0; });
+const CLI::Validator kShare =
+    number_check("0 to 1", "a number from 0 to 1", [](double v) { return v >= 0 && v <= 1; });
+// More threads than that exhaust the process ids of the machine.
+constexpr int kMaxThreads = 4096;
 
 // The subcommands. Each has a struct of arguments that the parser fills and a function that runs on it.
 class Commands {
@@ -44,7 +65,8 @@ void add_device(CLI::App* command, DeviceArgs& args) {
   command->add_option("--device", args.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--threads", args.threads, "threads (default: one a core)")->check(CLI::PositiveNumber);
+  command->add_option("--threads", args.threads, "threads (default: one a core)")
+      ->check(CLI::Range(1, kMaxThreads));
 }
 
 void add_model(CLI::App* command, std::string& model) {
@@ -75,7 +97,7 @@ void add_cluster(CLI::App* plan, PlanArgs& args) {
     return plan->add_option(name, value, help)->transform(whole)->type_name("");
   };
   const auto number = [&](const char* name, double& value, const char* help) {
-    return plan->add_option(name, value, help)->check(CLI::PositiveNumber)->capture_default_str();
+    return plan->add_option(name, value, help)->check(kPositive)->capture_default_str();
   };
   count("--gpus", args.gpus, "train on a cluster of this many GPUs");
   count("--tokens", args.tokens, "tokens of the whole training: time and cost");
@@ -89,9 +111,7 @@ void add_cluster(CLI::App* plan, PlanArgs& args) {
   plan->add_option("--mfu", args.mfu, "share of the GPUs' peak that the step reaches")
       ->check(CLI::Range(1e-6, 1.0))
       ->capture_default_str();
-  plan->add_option("--price", args.price, "of a GPU-hour")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  plan->add_option("--price", args.price, "of a GPU-hour")->check(kNotNegative)->capture_default_str();
   number("--gpu-memory", args.gpu_memory_gib, "GiB a GPU (default: H200)");
   number("--gpu-bandwidth", args.gpu_bandwidth_tb, "TB/s of a GPU's memory");
   number("--gpu-tflops", args.gpu_tflops, "peak of a GPU, dense bf16");
@@ -111,7 +131,7 @@ void add_model_commands(Commands& commands) {
       ->type_name("")
       ->capture_default_str();
   plan->add_option("--batch", plan_args->batch, "sequences that a decode step serves")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str();
   add_cluster(plan, *plan_args);
   add_json(plan, plan_args->json);
@@ -132,7 +152,7 @@ void add_model_commands(Commands& commands) {
       ->required();
   logits->add_option("--split", logits_args->split, "feed the sequence in pieces of these sizes: N,M,...")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(kPositive);
   add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
   add_device(logits, logits_args->device);
 }
@@ -158,10 +178,10 @@ void add_convert_command(Commands& commands) {
           "--shard-size", args->shard_bytes,
           "largest file, as 800MB or 5GB; a Kimi K3 model beyond it gets a file a layer, as released")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->default_str("5GB");
   convert->add_option("--threads", args->threads, "threads (default: one a core)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMaxThreads));
 }
 
 void add_tokenizer_commands(Commands& commands) {
@@ -206,16 +226,16 @@ void add_data_commands(Commands& commands) {
 void add_sampling(CLI::App* command, ModelArgs& args) {
   add_model(command, args.model);
   command->add_option("--max-tokens", args.max_tokens, "tokens to make at most")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str();
   command->add_option("--temperature", args.temperature, "0: the most likely token each time")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNotNegative)
       ->capture_default_str();
   command->add_option("--top-p", args.top_p, "draw among the likeliest tokens of this total probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(kShare)
       ->capture_default_str();
   command->add_option("--top-k", args.top_k, "draw among this many tokens (0: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNotNegative)
       ->capture_default_str();
   command->add_option("--seed", args.seed, "seed of the sampler")->capture_default_str();
   add_dtype(command, args.dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
@@ -251,18 +271,18 @@ void add_run_commands(Commands& commands) {
       ->capture_default_str();
   serve->add_option("--name", serve_args->name, "the model's name for clients (default: the directory's)");
   serve->add_option("--max-sequences", serve_args->max_sequences, "sequences that run together")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str();
   serve->add_option("--max-context", serve_args->max_context, "tokens of one sequence (0: the model's)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNotNegative)
       ->capture_default_str();
   serve
       ->add_option("--cache-tokens", serve_args->cache_tokens,
                    "tokens of all sequences and cached prefixes (0: --max-sequences times at most 8192)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNotNegative)
       ->capture_default_str();
   serve->add_option("--max-waiting", serve_args->max_waiting, "requests in the queue, then 429")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str();
   add_dtype(serve, serve_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
   add_device(serve, serve_args->device);
@@ -278,13 +298,13 @@ void add_run_commands(Commands& commands) {
                    "the text (niah: the haystack): packed data, of it the held-out part, a text file or a "
                    "directory (default: ppl the data of the model's run, niah a filler)");
   eval->add_option("--context", eval_args->context, "ppl: tokens of a window; mqar, niah: longest sequence")
-      ->check(CLI::PositiveNumber)
+      ->check(kPositive)
       ->capture_default_str();
   eval->add_option("--max-tokens", eval_args->max_tokens, "ppl: at most this many tokens (0: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kNotNegative)
       ->capture_default_str();
   eval->add_option("--samples", eval_args->samples, "sequences a point (default: mqar 32, niah 10)")
-      ->check(CLI::PositiveNumber);
+      ->check(kPositive);
   eval->add_option("--distractors", eval_args->distractors, "niah: needles of other names besides")
       ->check(CLI::Range(0, 17))
       ->capture_default_str();
@@ -292,6 +312,21 @@ void add_run_commands(Commands& commands) {
   add_dtype(eval, eval_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
   add_device(eval, eval_args->device);
   add_json(eval, eval_args->json);
+}
+
+// The first word where a command is expected that names none; empty if there is no such word. CLI11 would say
+// that a command is missing.
+std::string unknown_command(const CLI::App& program, int argc, char** argv) {
+  const CLI::App* app = &program;
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) return {};
+    const auto named = [&](const CLI::App* command) { return command->get_name() == argv[i]; };
+    const auto found = std::find_if(commands.begin(), commands.end(), named);
+    if (found == commands.end()) return argv[i];
+    app = *found;
+  }
+  return {};
 }
 
 // The message alone, as one line: LibTorch's errors carry a backtrace.
@@ -318,6 +353,10 @@ int main(int argc, char** argv) {
   add_tokenizer_commands(commands);
   add_data_commands(commands);
   add_run_commands(commands);
+  if (const std::string word = unknown_command(app, argc, argv); !word.empty()) {
+    std::fprintf(stderr, "There is no command '%s'\nRun with --help for more information.\n", word.c_str());
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

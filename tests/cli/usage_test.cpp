@@ -28,18 +28,30 @@ TEST(Usage, HelpNamesTheCommands) {
 }
 
 TEST(Usage, WrongUsageIsTwo) {
-  for (const std::vector<std::string>& args : {std::vector<std::string>{},
-                                               {"nonsense"},
-                                               {"plan"},
-                                               {"plan", "nano", "--context", "many"},
-                                               {"generate", "--model", "x"},
-                                               {"tokenizer"},
-                                               {"logits", "--model", "x", "--dtype", "int8"}}) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{},
+        {"nonsense"},
+        {"plan"},
+        {"plan", "nano", "--context", "many"},
+        {"generate", "--model", "x"},
+        {"tokenizer"},
+        {"tokenizer", "nonsense"},
+        {"nonsense", "--help"},
+        {"generate", "--model", "x", "--prompt", "x", "--temperature", "nan"},
+        {"generate", "--model", "x", "--prompt", "x", "--top-p", "nan"},
+        {"generate", "--model", "x", "--prompt", "x", "--threads", "100000"},
+        {"logits", "--model", "x", "--dtype", "int8"}}) {
     const Outcome o = run(args);
     EXPECT_EQ(o.code, 2) << (args.empty() ? "no arguments" : args[0]);
     EXPECT_EQ(o.out, "");
     EXPECT_NE(o.err, "");
   }
+}
+
+TEST(Usage, WrongUsageSaysWhat) {
+  EXPECT_NE(run({"nonsense"}).err.find("no command 'nonsense'"), std::string::npos);
+  const Outcome o = run({"generate", "--model", "x", "--prompt", "x", "--max-tokens", "-1"});
+  EXPECT_NE(o.err.find("--max-tokens: expected a number above 0, got -1"), std::string::npos) << o.err;
 }
 
 TEST(Usage, FailureIsOneLineAndOne) {
