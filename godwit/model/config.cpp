@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -13,6 +14,9 @@ namespace godwit {
 namespace {
 
 using nlohmann::json;
+
+constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();  // of any integer here; ids are 32 bits
+constexpr int64_t kMostLayers = 100000;
 
 // Reads typed keys of one JSON object; absent or null keys take the default.
 class Reader {
@@ -26,11 +30,17 @@ class Reader {
   int64_t integer(const char* key, int64_t fallback) const {
     if (!has(key)) return fallback;
     const json& value = object_.at(key);
-    const bool whole = value.is_number_integer() ||
-                       (value.is_number_float() && value.get<double>() == std::floor(value.get<double>()) &&
-                        std::abs(value.get<double>()) < 9e15);
+    const bool whole =
+        value.is_number() && value.get<double>() == std::floor(value.get<double>());  // 1e5 is one
     check(whole, "{}: '{}' must be an integer, got {}", where_, key, value.dump());
+    check(std::abs(value.get<double>()) <= kLargest, "{}: '{}' must be at most {}, got {}", where_, key,
+          kLargest, value.dump());
     return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(value.get<double>());
+  }
+  int64_t not_negative(const char* key, int64_t fallback = 0) const {
+    const int64_t value = integer(key, fallback);
+    check(value >= 0, "{}: '{}' must not be negative, got {}", where_, key, value);
+    return value;
   }
   int64_t positive(const char* key, int64_t fallback = 0) const {
     const int64_t value = integer(key, fallback);
@@ -43,6 +53,11 @@ class Reader {
     check(object_.at(key).is_number(), "{}: '{}' must be a number, got {}", where_, key,
           object_.at(key).dump());
     return object_.at(key).get<double>();
+  }
+  double not_negative_number(const char* key, double fallback) const {
+    const double value = number(key, fallback);
+    check(value >= 0, "{}: '{}' must not be negative, got {}", where_, key, value);
+    return value;
   }
   bool boolean(const char* key, bool fallback) const {
     if (!has(key)) return fallback;
@@ -102,11 +117,11 @@ void read_layers(const Reader& linear, ModelConfig& config) {
 void read_attention(const Reader& text, ModelConfig& config) {
   MlaConfig& mla = config.mla;
   mla.heads = text.positive("num_attention_heads");
-  mla.q_lora_rank = text.integer("q_lora_rank", 0);
-  mla.kv_lora_rank = text.integer("kv_lora_rank", 0);
-  mla.nope_dim = text.integer("qk_nope_head_dim", 0);
-  mla.rope_dim = text.integer("qk_rope_head_dim", 0);
-  mla.v_dim = text.integer("v_head_dim", 0);
+  mla.q_lora_rank = text.not_negative("q_lora_rank");
+  mla.kv_lora_rank = text.not_negative("kv_lora_rank");
+  mla.nope_dim = text.not_negative("qk_nope_head_dim");
+  mla.rope_dim = text.not_negative("qk_rope_head_dim");
+  mla.v_dim = text.not_negative("v_head_dim");
   mla.gate = text.boolean("mla_use_output_gate", false) ? MlaGate::kOutput : MlaGate::kNone;
   mla.rope_theta = text.number("rope_theta", 10000.0);
   mla.rotary = !text.boolean("mla_use_nope", true);
@@ -123,18 +138,18 @@ void read_attention(const Reader& text, ModelConfig& config) {
 
 void read_moe(const Reader& text, ModelConfig& config) {
   MoeConfig& moe = config.moe;
-  moe.experts = text.integer("num_experts", 0);
+  moe.experts = text.not_negative("num_experts");
   if (moe.experts == 0) return;
   moe.experts_per_token = text.positive("num_experts_per_token", text.integer("num_experts_per_tok", 0));
-  moe.shared_experts = text.integer("num_shared_experts", 0);
+  moe.shared_experts = text.not_negative("num_shared_experts");
   moe.inner = text.positive("moe_intermediate_size");
-  moe.latent = text.integer("routed_expert_hidden_size", 0);
+  moe.latent = text.not_negative("routed_expert_hidden_size");
   moe.latent_norm = text.boolean("latent_moe_use_norm", false);
   moe.renormalize = text.boolean("moe_renormalize", true);
   moe.scale = text.number("routed_scaling_factor", 1.0);
   moe.groups = text.positive("num_expert_group", 1);
   moe.topk_groups = text.positive("topk_group", 1);
-  moe.first_dense = text.integer("first_k_dense_replace", 0);
+  moe.first_dense = text.not_negative("first_k_dense_replace");
   moe.layer_freq = text.positive("moe_layer_freq", 1);
   const std::string activation = text.string("moe_router_activation_func", "sigmoid");
   check(activation == "sigmoid", "{}: 'moe_router_activation_func' must be \"sigmoid\", got \"{}\"",
@@ -161,8 +176,8 @@ void read_options(const Reader& options, ModelConfig& config) {
            gate);
   }
   config.mla.local_window =
-      options.integer("mla_local_window", config.mla.gate == MlaGate::kLocalGlobal ? 64 : 0);
-  config.mla.window = options.integer("mla_window", 0);
+      options.not_negative("mla_local_window", config.mla.gate == MlaGate::kLocalGlobal ? 64 : 0);
+  config.mla.window = options.not_negative("mla_window");
   const std::string kind =
       options.string("attn_res", config.attn_res == AttnResKind::kNone ? "none" : "block");
   if (kind == "none")
@@ -305,19 +320,23 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
         where, config.model_type, nested ? "has not" : "needs");
   const Reader text = nested ? root.object("text_config") : root;
   config.dtype = root.string("dtype", root.string("torch_dtype", text.string("dtype", "bfloat16")));
+  check(config.dtype == "bfloat16" || config.dtype == "float32" || config.dtype == "float16",
+        "{}: 'dtype' must be \"bfloat16\", \"float32\" or \"float16\", got \"{}\"", where, config.dtype);
   config.vocab_size = text.positive("vocab_size");
   config.hidden = text.positive("hidden_size");
   config.layers = text.positive("num_hidden_layers");
+  check(config.layers <= kMostLayers, "{}: 'num_hidden_layers' must be at most {}, got {}", text.where(),
+        kMostLayers, config.layers);
   config.intermediate = text.positive("intermediate_size");
   const std::string act = text.string("hidden_act", "silu");
   check(act == "situ" || act == "silu", "{}: 'hidden_act' must be \"situ\" or \"silu\", got \"{}\"", where,
         act);
   config.situ = act == "situ";
-  config.situ_beta = text.number("activation_situ_beta", 0.0);
+  config.situ_beta = text.not_negative_number("activation_situ_beta", 0.0);
   if (config.situ_beta == 0.0) config.situ_beta = 1.0;
-  config.situ_linear_beta = text.number("activation_situ_linear_beta", 0.0);
+  config.situ_linear_beta = text.not_negative_number("activation_situ_linear_beta", 0.0);
   config.rms_norm_eps = text.number("rms_norm_eps", 1e-6);
-  config.initializer_range = text.number("initializer_range", 0.02);
+  config.initializer_range = text.not_negative_number("initializer_range", 0.02);
   config.tie_embeddings = text.boolean("tie_word_embeddings", root.boolean("tie_word_embeddings", false));
   config.max_position = text.integer("max_position_embeddings", text.integer("model_max_length", 0));
   config.bos_id = root.integer("bos_token_id", text.integer("bos_token_id", -1));
@@ -326,7 +345,7 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
   config.media_id = root.integer("media_placeholder_token_id", -1);
   read_attention(text, config);
   read_moe(text, config);
-  config.attn_res_block = text.integer("attn_res_block_size", 0);
+  config.attn_res_block = text.not_negative("attn_res_block_size");
   config.attn_res = config.attn_res_block > 0 ? AttnResKind::kBlock : AttnResKind::kNone;
   if (root.has("godwit")) read_options(root.object("godwit"), config);
   if (root.has("vision_config")) config.vision = read_vision(root.object("vision_config"));
@@ -350,6 +369,8 @@ void validate(const ModelConfig& c, const std::string& where) {
     check(c.mla.kv_lora_rank > 0 && c.mla.nope_dim > 0 && c.mla.v_dim > 0 && c.mla.rope_dim >= 0 &&
               c.mla.q_lora_rank >= 0,
           "{}: MLA layers need positive kv_lora_rank, qk_nope_head_dim and v_head_dim", where);
+    check(c.mla.rope_theta > 0 || !c.mla.rotary, "{}: 'rope_theta' must be positive, got {}", where,
+          c.mla.rope_theta);
     check(!c.mla.rotary || (c.mla.rope_dim > 0 && c.mla.rope_dim % 2 == 0),
           "{}: rotation needs an even qk_rope_head_dim, got {}", where, c.mla.rope_dim);
     check(c.mla.gate != MlaGate::kLocalGlobal || c.mla.local_window > 0,
@@ -366,6 +387,7 @@ void validate(const ModelConfig& c, const std::string& where) {
               c.moe.experts / c.moe.groups * c.moe.topk_groups >= c.moe.experts_per_token,
           "{}: 'topk_group' {} of {} groups leaves too few experts for top-{}", where, c.moe.topk_groups,
           c.moe.groups, c.moe.experts_per_token);
+    check(c.moe.scale > 0, "{}: 'routed_scaling_factor' must be positive, got {}", where, c.moe.scale);
     check(c.moe.router_input == RouterInput::kHidden || c.moe.latent > 0,
           "{}: router_input \"latent\" needs routed_expert_hidden_size", where);
     check(!c.moe.latent_norm || c.moe.latent > 0, "{}: 'latent_moe_use_norm' needs routed_expert_hidden_size",

@@ -233,7 +233,8 @@ class Reader : public Fields {
     return typed;
   }
   void check_range(std::string_view key, double value, Range range) const {
-    if (value >= range.min && value <= range.max) return;
+    const bool bounded = std::isfinite(range.min) || std::isfinite(range.max);  // only kAny takes infinity
+    if (value >= range.min && value <= range.max && !(bounded && std::isinf(value))) return;
     std::string expected;
     if (range.min == kPositive.min && std::isinf(range.max))
       expected = "a number above 0";
@@ -263,7 +264,8 @@ class Reader : public Fields {
         node = array->get(std::stoul(part));
       else
         node = node->is_table() ? node->as_table()->get(part) : nullptr;
-      if (node != nullptr) line = line_of(*node);
+      // What an override made has no line: then that of the table around it.
+      if (node != nullptr && node->source().begin.line > 0) line = line_of(*node);
     }
     fail("{}:{}: {}: {}", source_.name, line, dotted, message);
   }

@@ -3,12 +3,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
+
+#include "godwit/model/config_keys.h"
 
 namespace godwit {
 namespace {
+
+// Bounds that keep every count of tokens far inside 64 bits.
+constexpr int64_t kMostInBatch = int64_t{1} << 40, kMostSteps = 1000000000, kMostTokens = 1000000000000000000;
 
 void visit(Fields& f, DatasetOptions& o) {
   f.value("path", o.path);
@@ -30,11 +37,11 @@ void visit(Fields& f, EvalOptions& o) {
 void visit(Fields& f, StageOptions& o, size_t index) {
   int64_t tokens = 0, sequences = 0;
   f.value("name", o.name);
-  f.value("context", o.context, kAtLeastOne);
-  f.value("batch_tokens", o.batch_tokens, kNotNegative);
-  f.shorthand("sequences", sequences, kNotNegative);
-  f.value("steps", o.steps, kNotNegative);
-  f.shorthand("tokens", tokens, kNotNegative);
+  f.value("context", o.context, {1, kMostInBatch});
+  f.value("batch_tokens", o.batch_tokens, {0, kMostInBatch});
+  f.shorthand("sequences", sequences, {0, kMostInBatch});
+  f.value("steps", o.steps, {0, kMostSteps});
+  f.shorthand("tokens", tokens, {0, kMostTokens});
   f.value("mix", o.mix, kNotNegative);
   f.value("rope_base", o.rope_base, kNotNegative);
   f.value("window", o.window, kNotNegative);
@@ -43,6 +50,9 @@ void visit(Fields& f, StageOptions& o, size_t index) {
 
   f.require(o.context > 0, "context", "is missing");
   f.require(o.batch_tokens == 0 || sequences == 0, "sequences", "give batch_tokens or sequences, not both");
+  f.require(
+      sequences <= kMostInBatch / std::max<int64_t>(1, o.context), "sequences",
+      fmt::format("{} of context {} are more than {} tokens a step", sequences, o.context, kMostInBatch));
   if (sequences > 0) o.batch_tokens = sequences * o.context;
   f.require(o.batch_tokens > 0, "batch_tokens", "is missing (or give sequences)");
   f.require(o.context <= 0 || o.batch_tokens % o.context == 0, "batch_tokens",
@@ -64,13 +74,13 @@ void check_across(Fields& f, const Recipe& r) {
   std::set<std::string> names;
   for (const DatasetOptions& d : r.data)
     f.require(names.insert(d.name).second, "data", fmt::format("two datasets are called \"{}\"", d.name));
-  double total_share = 0;
+  double total_share = 0, total_tokens = 0;
   for (size_t i = 0; i < r.stages.size(); ++i) {
     const StageOptions& s = r.stages[i];
     const std::string key = fmt::format("stage.{}.", i);
     double weight = 0;
     for (const auto& [name, w] : s.mix) {
-      f.require(names.contains(name), key + "mix",
+      f.require(names.contains(name), key + "mix." + name,
                 fmt::format("there is no dataset \"{}\"; known: {}", name, fmt::join(names, ", ")));
       weight += w;
     }
@@ -80,7 +90,11 @@ void check_across(Fields& f, const Recipe& r) {
     f.require((s.time_share > 0) == (r.stages[0].time_share > 0), key + "time_share",
               "give every stage a time_share, or none");
     total_share += s.time_share;
+    total_tokens += static_cast<double>(s.steps) * static_cast<double>(s.batch_tokens);
   }
+  f.require(total_tokens <= static_cast<double>(kMostTokens), "stage",
+            fmt::format("the stages have {:.3g} tokens, more than {:.0e}", total_tokens,
+                        static_cast<double>(kMostTokens)));
   f.require(total_share == 0 || std::abs(total_share - 1) < 1e-6, "stage",
             fmt::format("the time_share of the stages must sum to 1, got {}", total_share));
 }
@@ -90,6 +104,8 @@ void check_across(Fields& f, const Recipe& r) {
 void visit(Fields& f, ModelOptions& o) {
   f.value("name", o.name);
   f.json("override", o.override_json);
+  const std::string unknown = unknown_config_key(nlohmann::json::parse(o.override_json));
+  f.require(unknown.empty(), "override." + unknown, "no key of a model's configuration");
 }
 
 void visit(Fields& f, OptimizerOptions& o) {

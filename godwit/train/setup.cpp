@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
+#include "godwit/data/tokenizer.h"
 
 namespace godwit {
 namespace {
@@ -36,7 +38,21 @@ json placed(const json& root, const json& overrides) {
   return out;
 }
 
+// The model is saved with this tokenizer: it must be the one whose ids it learns.
+void check_tokenizer(const Recipe& recipe, const data::TokenDataset& dataset) {
+  const std::string directory = tokenizer_directory(recipe);
+  if (directory.empty()) return;
+  check(std::filesystem::is_directory(directory), "tokenizer {}: no such directory", directory);
+  check(data::tokenizer_hash(Tokenizer::load(directory)) == dataset.manifest().tokenizer_hash,
+        "tokenizer {}: {} was packed with another one", directory, dataset.path().string());
+}
+
 }  // namespace
+
+std::string tokenizer_directory(const Recipe& recipe) {
+  if (!recipe.tokenizer.empty()) return recipe.tokenizer;
+  return std::filesystem::exists(std::filesystem::path(recipe.init) / "tiktoken.model") ? recipe.init : "";
+}
 
 RunData open_data(const Recipe& recipe) {
   RunData run;
@@ -60,6 +76,7 @@ RunData open_data(const Recipe& recipe) {
     }
   }
   run.vocab_size = first.vocab_size;
+  check_tokenizer(recipe, *run.train.front());
   return run;
 }
 
@@ -77,7 +94,9 @@ ModelConfig resolve_model(const Recipe& recipe, const RunData& data) {
     root["media_placeholder_token_id"] = ranks + kMediaOffset;
     if (recipe.train.dtype == TrainDtype::kF32) root["dtype"] = "float32";
   }
-  ModelConfig config = parse_model_config(root, source);
+  const bool changed = recipe.model.override_json != "{}";
+  ModelConfig config =
+      parse_model_config(root, changed ? source + " with the recipe's model.override" : source);
   check(config.vocab_size >= data.vocab_size, "{} has a vocabulary of {}, the data one of {}", source,
         config.vocab_size, data.vocab_size);
   return config;

@@ -18,7 +18,11 @@ struct RunData {
   int64_t vocab_size = 0;
 };
 
-// Opens all data sets; those of different tokenizers do not mix.
+// The tokenizer that the trained model is saved with: the recipe's, else `init`'s; empty: there is none.
+std::string tokenizer_directory(const Recipe& recipe);
+
+// Opens all data sets; those of different tokenizers do not mix, nor does the run's own tokenizer with
+// another's data.
 RunData open_data(const Recipe& recipe);
 
 // The recipe's model: preset, directory or file (or `init`'s), its overrides, the data's vocabulary and

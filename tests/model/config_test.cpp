@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
+#include "godwit/model/config_keys.h"
 #include "godwit/model/weights.h"
 #include "tests/model/tiny.h"
 
@@ -69,6 +70,18 @@ TEST(Config, RoundTripsThroughJson) {
   }
 }
 
+TEST(Config, KeysThatNoConfigurationHas) {
+  EXPECT_EQ(unknown_config_key(json::object()), "");
+  for (const std::string& name : preset_names()) {
+    json all = preset_json(name);
+    EXPECT_EQ(unknown_config_key(all), "") << name;
+    EXPECT_EQ(unknown_config_key(to_json(load_model_config(name))), "") << name;
+  }
+  EXPECT_EQ(unknown_config_key({{"hidden_size", 64}, {"hidden_sise", 64}}), "hidden_sise");
+  EXPECT_EQ(unknown_config_key({{"linear_attn_config", {{"heads", 2}}}}), "linear_attn_config.heads");
+  EXPECT_EQ(unknown_config_key({{"vision_config", {{"vt_hidden_size", 8}}}, {"dtype", "float32"}}), "");
+}
+
 TEST(Config, ErrorsNameKeyExpectedAndFound) {
   json base = to_json(test::tiny_config());
   json bad = base;
@@ -92,6 +105,21 @@ TEST(Config, ErrorsNameKeyExpectedAndFound) {
   bad = base;
   bad["godwit"]["mla_gate"] = "sometimes";
   EXPECT_THAT(error_of(bad), HasSubstr("got \"sometimes\""));
+  for (const char* key : {"num_experts", "num_shared_experts", "first_k_dense_replace", "attn_res_block_size",
+                          "q_lora_rank", "activation_situ_beta", "initializer_range"}) {
+    bad = base;
+    bad["text_config"][key] = -1;
+    EXPECT_THAT(error_of(bad), HasSubstr(std::string("'") + key + "' must not be negative, got -1"));
+  }
+  bad = base;
+  bad["text_config"]["vocab_size"] = 18446744073709551615u;  // -1 in 64 bits
+  EXPECT_THAT(error_of(bad), HasSubstr("'vocab_size' must be at most 2147483647, got 18446744073709551615"));
+  bad = base;
+  bad["text_config"]["num_hidden_layers"] = 1000000000;
+  EXPECT_THAT(error_of(bad), HasSubstr("'num_hidden_layers' must be at most 100000"));
+  bad = base;
+  bad["dtype"] = "float8";
+  EXPECT_THAT(error_of(bad), HasSubstr("got \"float8\""));
   bad = base;
   bad["model_type"] = "llama";
   EXPECT_THAT(error_of(bad), HasSubstr("got \"llama\""));

@@ -23,7 +23,7 @@ tokenizer = "tok"
 name = "nano"
 [model.override]
 num_hidden_layers = 4
-gate_lower_bound = -5.0
+initializer_range = 0.5
 attn_res_block_size = "null"
 linear_attn_config = {num_heads = 2, kda_layers = [1, 2, 3]}
 
@@ -84,7 +84,7 @@ TEST(Recipe, ReadsEveryKindOfValue) {
   EXPECT_EQ(r.seed, 7);
   EXPECT_EQ(
       r.model.override_json,
-      R"({"attn_res_block_size":null,"gate_lower_bound":-5.0,"linear_attn_config":{"kda_layers":[1,2,3],)"
+      R"({"attn_res_block_size":null,"initializer_range":0.5,"linear_attn_config":{"kda_layers":[1,2,3],)"
       R"("num_heads":2},"num_hidden_layers":4})");
   ASSERT_EQ(r.data.size(), 2u);
   EXPECT_EQ(r.data[0].name, "bible");
@@ -147,7 +147,7 @@ TEST(Recipe, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error_of(with("batch_tokens = 2048", "batch_tokens = 2000")),
               HasSubstr("r.toml:28: stage.1.batch_tokens: expected a multiple of context 1024, got 2000"));
   EXPECT_THAT(error_of(with("mix = {bible = 1,", "mix = {bibel = 1,")),
-              HasSubstr("r.toml:30: stage.1.mix: there is no dataset \"bibel\""));
+              HasSubstr("r.toml:30: stage.1.mix.bibel: there is no dataset \"bibel\""));
   EXPECT_THAT(error_of(with("seed = 7", "seed = ")), HasSubstr("r.toml:3: "));
   EXPECT_THAT(error_of(with("[train]", "[trian]")), HasSubstr("r.toml:40: trian: unknown key"));
   EXPECT_THAT(error_of(with("window = 512", "windw = 512")),
@@ -164,6 +164,10 @@ TEST(Recipe, ErrorsOfOverridesNameTheOverride) {
   EXPECT_THAT(error_of(kFull, {"stage.first.steps=1"}), HasSubstr("expected an index below 2, got first"));
   EXPECT_THAT(error_of(kFull, {"optimizer.lr=1"}),
               HasSubstr("--set optimizer.lr=1: optimizer.lr: unknown key"));
+  EXPECT_THAT(error_of(kFull, {"stage.1.mix.bibel=1"}),
+              HasSubstr("--set stage.1.mix.bibel=1: stage.1.mix.bibel: there is no dataset"));
+  EXPECT_THAT(error_of(kFull, {"model.override.hidden_sise=64"}),
+              HasSubstr("--set model.override.hidden_sise=64: model.override.hidden_sise: no key of"));
   EXPECT_THAT(error_of(kFull, {"seed.x=1"}), HasSubstr("there is nothing below an integer"));
   EXPECT_THAT(error_of(kFull, {"seed"}), HasSubstr("--set seed: expected key=value"));
 }
@@ -181,6 +185,14 @@ TEST(Recipe, RefusesWhatCannotRun) {
               HasSubstr("give every stage a time_share, or none"));
   EXPECT_THAT(error_of(kFull, {"stage.0.time_share=0.5", "stage.1.time_share=0.25"}),
               HasSubstr("must sum to 1"));
+  // Counts of tokens that would not fit 64 bits, and rates that are no numbers.
+  EXPECT_THAT(error_of(kFull, {"stage.1.steps=9223372036854775807"}), HasSubstr("a number from 0 to"));
+  EXPECT_THAT(error_of(kFull, {"stage.1.batch_tokens=0", "stage.1.sequences=1099511627776"}),
+              HasSubstr("stage.1.sequences: 1099511627776 of context 1024 are more than"));
+  EXPECT_THAT(error_of(kFull, {"stage.1.steps=1000000000", "stage.1.batch_tokens=1099511627776"}),
+              HasSubstr("the stages have 1.1e+21 tokens"));
+  EXPECT_THAT(error_of(kFull, {"optimizer.muon_lr=inf"}), HasSubstr("got inf"));
+  EXPECT_EQ(error_of(kFull, {"stage.1.gate=inf"}), "no error");
   EXPECT_THROW(load_recipe("/nonexistent/recipe.toml"), Error);
 }
 
