@@ -48,17 +48,22 @@ struct Int8Rows {
   int64_t stride;
   const float* scale;  // [rows]
 
-  [[nodiscard]] Int8Rows from(int64_t r) const { return {data + r * stride, stride, scale + r}; }
+  static Vec whole(const int8_t* p) {  // by intrinsics: GCC 12 converts such vectors in many steps
+#ifdef __AVX512F__
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (Vec)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+#else
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#endif
+  }
+  [[nodiscard]] Int8Rows from(int64_t r) const {
+    return {data + r * stride, stride, scale + r};
+  }
   void load(int64_t col, int64_t rows, int64_t cols, Vec (&block)[kLanes]) const {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
     const int8_t* at = data + col;
     load_block(
-        rows, cols,
-        [&](int64_t i) {
-          Bytes bytes;
-          std::memcpy(&bytes, at + i * stride, sizeof(bytes));
-          return __builtin_convertvector(__builtin_convertvector(bytes, VecI), Vec);
-        },
+        rows, cols, [&](int64_t i) { return whole(at + i * stride); },
         [&](int64_t i, int64_t j) { return static_cast<float>(at[i * stride + j]); }, block);
     const Vec scales = load_part(scale, rows);
 #pragma GCC unroll 16
