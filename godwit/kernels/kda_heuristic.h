@@ -15,7 +15,7 @@
 #define GODWIT_HOST_DEVICE
 #endif
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 
 constexpr int kKdaChunk =
     16;  // with a bound of -5 a chunk decays by at most e^-80, whose inverse is still a bf16
@@ -65,4 +65,4 @@ GODWIT_HOST_DEVICE constexpr int64_t kda_segment_units(int64_t tokens, int64_t s
   return cut ? kda_unit_count(tokens, sequences, kda_base_segment(heads)) : sequences;
 }
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

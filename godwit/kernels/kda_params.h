@@ -16,7 +16,7 @@
 
 struct CUstream_st;
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 
 struct KdaInputs {
   const void* q = nullptr;
@@ -33,6 +33,7 @@ struct KdaInputs {
   int H = 0;
   int64_t max_length = 0;   // an upper bound of the longest sequence (T will do, but may waste launches)
   float gate_bound = -5.f;  // < 0 (and >= -5): g = bound sigmoid(e^A (z + dt)); 0: g = -e^A softplus(z + dt)
+  bool b_fp32 = false;      // b is fp32, not bf16
 };
 
 struct KdaChunkFwdParams {
@@ -68,25 +69,33 @@ struct KdaChunkBwdParams {
 size_t kda_chunk_bwd_workspace_bytes(const KdaInputs& in);
 int kda_chunk_bwd(const KdaChunkBwdParams& p);
 
-// One decode step of a whole KDA layer for B sequences: short convolutions (width 4) with their state, gate,
-// L2 norms, recurrence, output RMS norm and gate. slot [B] int32 names the row of conv_state and state that
-// sequence i owns; a negative slot neither reads nor writes any state and its output row is zero. Slots must
-// be distinct. Safe in CUDA graphs.
+// Decode: the next `tokens` tokens of each of B sequences. With conv_weight and norm_weight it is a whole KDA
+// layer (short convolutions of width 4 with their state, gate, L2 norms, recurrence, output RMS norm and
+// gate); without conv_weight q, k, v come convolved, without norm_weight y is the recurrence's output. Row i
+// * tokens + m is token m of sequence i. slot [B] int32 names the row of conv_state and state that sequence i
+// owns; a negative slot neither reads nor writes any state and its output rows are zero. Slots must be
+// distinct. keep [B] int32 says after how many of the tokens the states are written back (0: not at all): a
+// verifier of drafted tokens reads the state once, and keeps later what was accepted. Safe in CUDA graphs.
 struct KdaStepParams {
-  const void* qkv = nullptr;           // [B, 3, H, 128] projections of the new token, before convolution
-  const void* z = nullptr;             // [B, H, 128]
-  const void* b = nullptr;             // [B, H]
-  const void* gate = nullptr;          // [B, H, 128] output gate logits
-  const float* conv_weight = nullptr;  // [3, H, 128, 4]
-  const float* A_log = nullptr;
-  const float* dt_bias = nullptr;
+  const void* x[3] = {};               // q, k, v: token r of [H, 128] at x[i] + r * x_stride
+  int64_t x_stride = 0;                // elements between tokens
+  const void* z = nullptr;             // [B * tokens, H, 128]
+  const void* b = nullptr;             // [B * tokens, H]
+  const void* gate = nullptr;          // [B * tokens, H, 128] output gate logits; goes with norm_weight
+  const float* conv_weight[3] = {};    // [H, 128, 4] each
+  const float* A_log = nullptr;        // [H]
+  const float* dt_bias = nullptr;      // [H, 128]
   const float* norm_weight = nullptr;  // [128]
   const int32_t* slot = nullptr;       // nullptr = 0 .. B-1
-  void* conv_state = nullptr;          // [slots, 3, H, 128, 3] bf16, oldest first
+  const int32_t* keep = nullptr;       // nullptr = all tokens
+  void* conv_state[3] = {};            // bf16, slot s of [H, 128, 3] at conv_state[i] + s * conv_stride
+  int64_t conv_stride = 0;             // elements between slots
   float* state = nullptr;              // [slots, H, K, V]
-  void* y = nullptr;                   // [B, H, 128]
+  void* y = nullptr;                   // [B * tokens, H, 128]
   int B = 0;
   int H = 0;
+  int tokens = 1;
+  bool b_fp32 = false;  // b is fp32, not bf16
   float gate_bound = -5.f;
   float norm_eps = 1e-5f;
   CUstream_st* stream = nullptr;
@@ -100,7 +109,7 @@ struct ShortConvParams {
   const float* weight = nullptr;  // [C, 4]
   const void* initial_state =
       nullptr;  // [N, C, 3] bf16, the inputs before the sequence, oldest first; nullptr = zeros
-  const int64_t* cu_seqlens = nullptr;  // device [N+1]
+  const int64_t* cu_seqlens = nullptr;  // device [N+1], nullptr as in KdaInputs
   int64_t T = 0, C = 0;
   int N = 0;
   void* y = nullptr;                    // forward: [T, C] bf16
@@ -117,4 +126,4 @@ int short_conv_fwd(const ShortConvParams& p);
 size_t short_conv_bwd_workspace_bytes(const ShortConvParams& p);
 int short_conv_bwd(const ShortConvParams& p);
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

@@ -43,6 +43,19 @@ Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
                 const std::optional<Tensor>& slots = std::nullopt);
 
+// One token of a whole KDA layer for each of N sequences, between its projections: short convolutions,
+// kda_step, rms_norm_gated, as one kernel where there is one. All states are updated in place. No gradient.
+struct KdaDecodeArgs {
+  Tensor q, k, v, z, gate;        // [N, H*K] projections, before convolution
+  Tensor b;                       // [N, H]
+  Tensor q_conv, k_conv, v_conv;  // [H*K, W]
+  Tensor A_log, dt_bias, o_norm;  // [H], [H, K], [K]
+  double gate_bound = 0, norm_eps = 0;
+  Tensor conv_q, conv_k, conv_v;  // [N, H*K, W-1]
+  Tensor state;                   // [N, H, K, K] fp32
+};
+Tensor kda_decode(const KdaDecodeArgs& args);
+
 // y = x * rsqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 

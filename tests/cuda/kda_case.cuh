@@ -64,6 +64,7 @@ struct Case {
   std::string kind = "random";  // see draw()
   bool initial = true;
   float bound = -5.f;
+  bool b_fp32 = false;  // beta logits that bf16 cannot hold
 };
 
 inline uint16_t bf16_bits(float x) {
@@ -83,7 +84,7 @@ struct Data {
   Case c;
   int64_t T = 0;
   std::vector<uint16_t> q, k, v, z, b, d_o;
-  std::vector<float> A_log, dt_bias, initial, d_final;
+  std::vector<float> A_log, dt_bias, initial, d_final, b_wide;
   std::vector<int64_t> cu;
 };
 
@@ -122,6 +123,7 @@ inline Data draw(const Case& c, int seed) {
     if (c.kind == "beta_high" || c.kind == "equal_keys") return 8.f + normal(rng);
     return normal(rng);
   });
+  for (uint16_t x : d.b) d.b_wide.push_back(bf16_value(x) + 0.01f * normal(rng));
   fill(d.d_o, wide, [&](size_t) { return normal(rng); });
   d.A_log.resize(c.H), d.dt_bias.resize(size_t(c.H) * 128);
   for (float& x : d.A_log) x = 0.3f * normal(rng);
@@ -137,9 +139,9 @@ inline Data draw(const Case& c, int seed) {
 // The data on the device, and the kernels' view of it.
 struct DeviceCase {
   Buffer<uint16_t> q, k, v, z, b, d_o;
-  Buffer<float> A_log, dt_bias, initial, d_final;
+  Buffer<float> A_log, dt_bias, initial, d_final, b_wide;
   Buffer<int64_t> cu;
-  godwit::kernels::KdaInputs in;
+  godwit::kernels::cuda::KdaInputs in;
   explicit DeviceCase(const Data& d)
       : q(d.q),
         k(d.k),
@@ -151,6 +153,7 @@ struct DeviceCase {
         dt_bias(d.dt_bias),
         initial(d.initial),
         d_final(d.d_final),
+        b_wide(d.b_wide),
         cu(d.cu) {
     in.q = q.get(), in.k = k.get(), in.v = v.get(), in.z = z.get(), in.b = b.get();
     in.A_log = A_log.get(), in.dt_bias = dt_bias.get();
@@ -159,6 +162,7 @@ struct DeviceCase {
     in.T = d.T, in.N = int(d.c.lengths.size()), in.H = d.c.H;
     for (int n : d.c.lengths) in.max_length = n > in.max_length ? n : in.max_length;
     in.gate_bound = d.c.bound;
+    if (d.c.b_fp32) in.b = b_wide.get(), in.b_fp32 = true;
   }
 };
 

@@ -5,7 +5,7 @@
 #include "tests/cuda/kda_case.cuh"
 #include "tests/cuda/kda_reference.cuh"
 
-using namespace godwit::kernels;
+using namespace godwit::kernels::cuda;
 
 namespace {
 
@@ -81,6 +81,7 @@ Data slice(const Data& d, int n) {
     x = std::vector<uint16_t>(x.begin() + begin * width, x.begin() + end * width);
   };
   cut(s.q, row), cut(s.k, row), cut(s.v, row), cut(s.z, row), cut(s.d_o, row), cut(s.b, d.c.H);
+  s.b_wide = std::vector<float>(d.b_wide.begin() + begin * d.c.H, d.b_wide.begin() + end * d.c.H);
   s.T = end - begin, s.cu = {0, s.T}, s.c.lengths = {int(s.T)};
   const int64_t state = row * 128;
   if (d.c.initial) {
@@ -102,6 +103,35 @@ void check_batch(const Case& c, int seed) {
         std::memcmp(alone.o.data(), all.o.data() + d.cu[n] * row, alone.o.size() * 2) == 0 &&
         std::memcmp(alone.final_state.data(), all.final_state.data() + n * state, state * 4) == 0;
     expect(same, c.name + " sequence " + std::to_string(n) + " differs alone");
+  }
+}
+
+// A sequence fed in two pieces with the state carried agrees with the whole: bit for bit where the cut is a
+// chunk's and nothing else is cut into segments, within rounding elsewhere.
+void check_split(const Case& c, int seed) {
+  const Data d = draw(c, seed);
+  const Forward whole = run_forward(d, DeviceCase(d));
+  const size_t row = size_t(c.H) * 128;
+  for (int64_t at : {int64_t(1), int64_t(16), d.T / 2, d.T / 32 * 16, d.T - 1}) {
+    Data both = d;
+    both.cu = {0, at, d.T};
+    both.c.lengths = {int(at), int(d.T - at)};
+    both.initial.resize(2 * row * 128), both.d_final.resize(2 * row * 128);
+    Data first = slice(both, 0), second = slice(both, 1);
+    const Forward a = run_forward(first, DeviceCase(first));
+    second.initial = a.final_state;
+    const Forward b = run_forward(second, DeviceCase(second));
+    std::vector<uint16_t> joined = a.o;
+    joined.insert(joined.end(), b.o.begin(), b.o.end());
+    std::vector<double> want;
+    for (uint16_t x : whole.o) want.push_back(bf16_value(x));
+    const double eo = relative_error(joined, want),
+                 es = relative_error(b.final_state,
+                                     std::vector<double>(whole.final_state.begin(), whole.final_state.end()));
+    expect(eo < kOutputLimit && es < kStateLimit, c.name + " split at " + std::to_string(at));
+    if (at % 16 == 0 && kda_segment_length(d.T, c.H) >= d.T)
+      expect(joined == whole.o && b.final_state == whole.final_state,
+             c.name + " split at a chunk differs, " + std::to_string(at));
   }
 }
 
@@ -210,6 +240,7 @@ void backward_tests() {
   check_backward({"bite no initial", {0, 1, 15, 16, 17, 63, 0}, 2, "random", false}, 23);
   for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed"})
     check_backward({std::string("softplus ") + kind, {17, 100}, 2, kind, true, 0.f}, 24);
+  check_backward({"fp32 beta", {17, 100}, 2, "random", true, -5.f, true}, 26);
   check_backward_batch({"batch", {0, 1, 15, 16, 17, 63, 64, 65, 0}, 2}, 25);
 }
 
@@ -248,9 +279,11 @@ std::vector<double> step_reference(const std::vector<double>& x, const std::vect
   return o;
 }
 
-void check_step(float bound) {
-  const int B = 4, H = 3, slots = 5, steps = 4;
-  const std::vector<int32_t> slot = {3, -1, 0, 4};
+// `steps` calls of `tokens` tokens each, of which the states keep `keep` (a verifier's rejected drafts are
+// computed and forgotten).
+void check_step(float bound, int tokens, int keep) {
+  const int B = 4, H = 3, slots = 5, steps = 4, rows = B * tokens;
+  const std::vector<int32_t> slot = {3, -1, 0, 4}, kept(B, keep);
   std::mt19937 rng(31);
   std::normal_distribution<float> normal;
   const auto floats = [&](size_t n, float size, float middle = 0) {
@@ -273,18 +306,23 @@ void check_step(float bound) {
   for (uint16_t x : conv) C.push_back(bf16_value(x));
   const Buffer<float> dw(w), dA(A), ddt(dt), dnorm(norm), dstate(state);
   const Buffer<uint16_t> dconv(conv);
-  const Buffer<int32_t> dslot(slot);
+  const Buffer<int32_t> dslot(slot), dkept(kept);
   double worst = 0;
   for (int step = 0; step < steps; ++step) {
-    const std::vector<uint16_t> x = halves(size_t(B) * 3 * H * 128), z = halves(size_t(B) * H * 128),
-                                b = halves(B * H), gate = halves(size_t(B) * H * 128);
-    const Buffer<uint16_t> dx(x), dz(z), db(b), dgate(gate), y(size_t(B) * H * 128);
+    const std::vector<uint16_t> x = halves(size_t(rows) * 3 * H * 128), z = halves(size_t(rows) * H * 128),
+                                b = halves(rows * H), gate = halves(size_t(rows) * H * 128);
+    const Buffer<uint16_t> dx(x), dz(z), db(b), dgate(gate), y(size_t(rows) * H * 128);
     KdaStepParams p;
-    p.qkv = dx.get(), p.z = dz.get(), p.b = db.get(), p.gate = dgate.get(), p.conv_weight = dw.get(),
-    p.A_log = dA.get(), p.dt_bias = ddt.get();
-    p.norm_weight = dnorm.get(), p.slot = dslot.get(), p.conv_state = dconv.get(), p.state = dstate.get(),
-    p.y = y.get();
-    p.B = B, p.H = H, p.gate_bound = bound;
+    for (int i = 0; i < 3; ++i) {
+      p.x[i] = dx.get() + i * H * 128, p.conv_weight[i] = dw.get() + i * H * 512;
+      p.conv_state[i] = dconv.get() + i * H * 384;
+    }
+    p.x_stride = 3 * H * 128, p.conv_stride = 3 * H * 384;
+    p.z = dz.get(), p.b = db.get(), p.gate = dgate.get();
+    p.A_log = dA.get(), p.dt_bias = ddt.get(), p.norm_weight = dnorm.get();
+    p.slot = dslot.get(), p.keep = keep == tokens ? nullptr : dkept.get();
+    p.state = dstate.get(), p.y = y.get();
+    p.B = B, p.H = H, p.tokens = tokens, p.gate_bound = bound;
     CUDA_OK(kda_step(p));
     CUDA_OK(cudaDeviceSynchronize());
     const std::vector<uint16_t> got = y.take();
@@ -297,22 +335,32 @@ void check_step(float bound) {
         std::vector<float> sw(1536), sdt(dt.begin() + h * 128, dt.begin() + (h + 1) * 128);
         const auto channel = [&](int c) { return size_t(c / 128) * H * 128 + h * 128 + c % 128; };
         for (int c = 0; c < 384; ++c) {
-          sx[c] = bf16_value(x[size_t(i) * 3 * H * 128 + channel(c)]);
           for (int j = 0; j < 4; ++j) sw[c * 4 + j] = w[channel(c) * 4 + j];
           for (int j = 0; j < 3; ++j) sc[c * 3 + j] = C[(size_t(slot[i]) * 3 * H * 128 + channel(c)) * 3 + j];
         }
-        for (int c = 0; c < 128; ++c)
-          sz[c] = bf16_value(z[(size_t(i) * H + h) * 128 + c]),
-          sg[c] = bf16_value(gate[(size_t(i) * H + h) * 128 + c]);
-        const std::vector<double> o =
-            step_reference(sx, sz, bf16_value(b[i * H + h]), sg, sw, sdt, norm, A[h], bound, sc, sS);
-        std::copy(o.begin(), o.end(), want.begin() + (size_t(i) * H + h) * 128);
-        std::copy(sS.begin(), sS.end(), S.begin() + (size_t(slot[i]) * H + h) * 16384);
-        for (int c = 0; c < 384; ++c)
-          for (int j = 0; j < 3; ++j) C[(size_t(slot[i]) * 3 * H * 128 + channel(c)) * 3 + j] = sc[c * 3 + j];
+        for (int m = 0; m < tokens; ++m) {
+          const size_t row = size_t(i) * tokens + m;
+          for (int c = 0; c < 384; ++c) sx[c] = bf16_value(x[row * 3 * H * 128 + channel(c)]);
+          for (int c = 0; c < 128; ++c)
+            sz[c] = bf16_value(z[(row * H + h) * 128 + c]), sg[c] = bf16_value(gate[(row * H + h) * 128 + c]);
+          const std::vector<double> o =
+              step_reference(sx, sz, bf16_value(b[row * H + h]), sg, sw, sdt, norm, A[h], bound, sc, sS);
+          std::copy(o.begin(), o.end(), want.begin() + (row * H + h) * 128);
+          if (m + 1 != keep) continue;
+          std::copy(sS.begin(), sS.end(), S.begin() + (size_t(slot[i]) * H + h) * 16384);
+          for (int c = 0; c < 384; ++c)
+            for (int j = 0; j < 3; ++j)
+              C[(size_t(slot[i]) * 3 * H * 128 + channel(c)) * 3 + j] = sc[c * 3 + j];
+        }
       }
     worst = std::max(worst, relative_error(got, want));
   }
+  const std::vector<uint16_t> conv_after = dconv.take();
+  for (size_t i = 0; i < conv_after.size(); ++i)
+    if (bf16_value(conv_after[i]) != C[i]) {
+      expect(false, "step convolution state");
+      break;
+    }
   const std::vector<float> after = dstate.take();
   double diff = 0, size = 0;
   for (size_t i = 0; i < after.size(); ++i) {
@@ -324,7 +372,8 @@ void check_step(float bound) {
       diff += (after[i] - S[i]) * (after[i] - S[i]), size += S[i] * S[i];
     }
   }
-  std::printf("step bound %.0f  y %.2e  state %.2e\n", bound, worst, std::sqrt(diff / size));
+  std::printf("step bound %.0f tokens %d kept %d  y %.2e  state %.2e\n", bound, tokens, keep, worst,
+              std::sqrt(diff / size));
   // y is rounded to bf16; q, k, v are rounded to bf16 in both, so the state is nearly fp32-exact (a rounding
   // that falls the other way is rare).
   expect(worst < 5e-3 && std::sqrt(diff / size) < 1e-3, "step error");
@@ -416,6 +465,10 @@ void forward_tests() {
   check_batch({"batch cut", {2100, 5, 3000}, 1}, 13);
   check_batch({"batch many", std::vector<int>(70, 37), 2}, 13);  // another kernel shape than alone
   check_checkpoints({"checkpoints", {150, 20}, 2}, 14);
+  check_split({"split", {150}, 2}, 15);
+  check_split({"split cut", {2500}, 1}, 16);
+  check_split({"split softplus", {150}, 2, "random", true, 0.f}, 17);
+  check_forward({"fp32 beta", {17, 100}, 2, "random", true, -5.f, true}, 18);
 }
 
 }  // namespace
@@ -432,11 +485,14 @@ int main(int argc, char** argv) {
     check_forward({"small cut", {2100}, 1}, 53);
     check_backward({"small", {0, 1, 17, 40}, 2}, 54);
     check_backward({"small softplus", {17, 20}, 2, "random", true, 0.f}, 55);
-    check_step(-5.f), check_conv();
+    check_step(-5.f, 1, 1), check_step(-5.f, 3, 2), check_conv();
   }
   if (wanted("fwd")) forward_tests();
   if (wanted("bwd")) backward_tests();
-  if (wanted("step")) check_step(-5.f), check_step(0.f);
+  if (wanted("step")) {
+    check_step(-5.f, 1, 1), check_step(0.f, 1, 1);
+    check_step(-5.f, 4, 4), check_step(-5.f, 4, 2), check_step(-5.f, 4, 0);
+  }
   if (wanted("conv")) check_conv();
   std::printf(failures ? "%d FAILED\n" : "all passed\n", failures);
   return failures != 0;

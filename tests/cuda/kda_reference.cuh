@@ -10,7 +10,7 @@
 
 namespace reference {
 
-using godwit::kernels::KdaInputs;
+using godwit::kernels::cuda::KdaInputs;
 
 struct Outputs {
   double* o;            // [T, H, 128]
@@ -56,7 +56,8 @@ __device__ inline Token load_token(const KdaInputs& in, int64_t t, int h, double
     x.slope = -rate / (1.0 + exp(-logit));
   }
   x.alpha = exp(x.g);
-  x.beta = 1.0 / (1.0 + exp(-as_double(in.b, t * in.H + h)));
+  x.beta = 1.0 / (1.0 + exp(-(in.b_fp32 ? double(static_cast<const float*>(in.b)[t * in.H + h])
+                                        : as_double(in.b, t * in.H + h))));
   return x;
 }
 

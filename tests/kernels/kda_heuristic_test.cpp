@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 namespace {
 
 TEST(KdaHeuristic, SegmentsAreWholeChunksAndBounded) {
@@ -64,4 +64,4 @@ TEST(KdaHeuristic, UnitNumbersAreDisjoint) {
 }
 
 }  // namespace
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -36,6 +37,22 @@ inline ::testing::AssertionResult close(const at::Tensor& actual, const at::Tens
          << "worst error " << worst << " of the largest entry (limit " << tolerance << ") at flat index "
          << where << " of " << actual.sizes() << ": got " << a[where].item<double>() << ", expected "
          << e[where].item<double>();
+}
+
+// Passes when |actual - expected| <= tolerance |expected| in the Euclidean norm: what many roundings of one
+// size come to. NaN, infinity or a shape difference fails.
+inline ::testing::AssertionResult close_norm(const at::Tensor& actual, const at::Tensor& expected,
+                                             double tolerance) {
+  if (actual.sizes() != expected.sizes()) {
+    return ::testing::AssertionFailure() << "shape " << actual.sizes() << ", expected " << expected.sizes();
+  }
+  if (actual.numel() == 0) return ::testing::AssertionSuccess();
+  const at::Tensor e = expected.detach().to(at::kCPU, at::kDouble);
+  const double error = (actual.detach().to(at::kCPU, at::kDouble) - e).norm().item<double>();
+  const double size = e.norm().item<double>();
+  if (error <= tolerance * size) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "error of norm " << error << " where the expected tensor has "
+                                       << size << " (limit " << tolerance << " of it)";
 }
 
 // Bit equality, NaN equal to NaN.

@@ -4,7 +4,7 @@
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 namespace {
 
 constexpr size_t align256(size_t n) {
@@ -54,4 +54,4 @@ int kda_chunk_bwd(const KdaChunkBwdParams& p) {
   return e != cudaSuccess ? e : sm90::launch_bwd_gradients(b, p.stream);
 }
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

@@ -3,7 +3,7 @@
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 namespace {
 
 constexpr size_t align256(size_t n) {
@@ -56,4 +56,4 @@ int kda_chunk_fwd(const KdaChunkFwdParams& p) {
   return e != cudaSuccess ? e : sm90::launch_state_output(a, p.stream);
 }
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

@@ -1,7 +1,7 @@
-// One decode step of a KDA layer in one kernel, one CTA per head and sequence:
+// Decode of a KDA layer in one kernel, one CTA per head and sequence, token by token (kda_params.h):
 //   conv + SiLU:  x = silu(sum_j w_j [c_0 c_1 c_2 x_new]_j)   for q, k, v, rounded to bf16 as the prefill's
-//   convolution rounds recurrence:   S' = diag(a) S,  e = v - S'^T k,  S = S' + beta k e^T,  o = S^T q = S'^T
-//   q + beta (k . q) e output:       y = o rsqrt(mean o^2 + eps) w_norm sigmoid(gate)
+//   recurrence:   S' = diag(a) S,  e = v - S'^T k,  S = S' + beta k e^T,  o = S^T q = S'^T q + beta (k . q) e
+//   output:       y = o rsqrt(mean o^2 + eps) w_norm sigmoid(gate)
 // The state, 64 KiB of fp32 read and written once, is all that costs: its loads are issued first, 64
 // registers a thread, and everything else happens while they fly. S'^T k and S'^T q are summed in the same
 // pass, so one exchange between warps is enough. Layout: warp w holds rows k = 16 w ... 16 w + 15, lane l the
@@ -11,7 +11,7 @@
 
 #include "godwit/kernels/kda_params.h"
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 namespace {
 
 constexpr int kWidth = 128, kWarps = 8, kRows = kWidth / kWarps, kThreads = 32 * kWarps;
@@ -32,42 +32,65 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Channel c of stream i (q, k, v): convolution, SiLU and the new convolution state.
-__device__ __forceinline__ float convolve(const KdaStepParams& p, int row, int slot, int head, int i, int c) {
-  const int64_t channel = int64_t(head) * kWidth + c, width = int64_t(p.H) * kWidth;
-  const __nv_bfloat16 fresh =
-      static_cast<const __nv_bfloat16*>(p.qkv)[(int64_t(row) * 3 + i) * width + channel];
-  __nv_bfloat16* state =
-      static_cast<__nv_bfloat16*>(p.conv_state) + ((int64_t(slot) * 3 + i) * width + channel) * 3;
-  const __nv_bfloat16 s0 = state[0], s1 = state[1], s2 = state[2];
-  const float4 w = reinterpret_cast<const float4*>(p.conv_weight)[i * width + channel];
-  state[0] = s1, state[1] = s2, state[2] = fresh;
-  const float y = w.x * __bfloat162float(s0) + w.y * __bfloat162float(s1) + w.z * __bfloat162float(s2) +
-                  w.w * __bfloat162float(fresh);
+// A channel of stream i (q, k, v) and the last inputs of its convolution.
+struct Channel {
+  int i, c;  // c = head * 128 + channel of the head
+  __nv_bfloat16 last[3];
+};
+
+__device__ __forceinline__ __nv_bfloat16* conv_state(const KdaStepParams& p, const Channel& x, int slot) {
+  return static_cast<__nv_bfloat16*>(p.conv_state[x.i]) + slot * p.conv_stride + int64_t(x.c) * 3;
+}
+__device__ __forceinline__ Channel open_channel(const KdaStepParams& p, int slot, int i, int c) {
+  Channel x{i, c, {}};
+  if (!p.conv_weight[i]) return x;
+  for (int j = 0; j < 3; ++j) x.last[j] = conv_state(p, x, slot)[j];
+  return x;
+}
+__device__ __forceinline__ void keep_channel(const KdaStepParams& p, const Channel& x, int slot) {
+  if (!p.conv_weight[x.i]) return;
+  for (int j = 0; j < 3; ++j) conv_state(p, x, slot)[j] = x.last[j];
+}
+
+// The channel's value at a token, after convolution and SiLU if there is one.
+__device__ __forceinline__ float advance(const KdaStepParams& p, Channel& x, int64_t token) {
+  const __nv_bfloat16 fresh = static_cast<const __nv_bfloat16*>(p.x[x.i])[token * p.x_stride + x.c];
+  if (!p.conv_weight[x.i]) return __bfloat162float(fresh);
+  const float4 w = reinterpret_cast<const float4*>(p.conv_weight[x.i])[x.c];
+  const float y = w.x * __bfloat162float(x.last[0]) + w.y * __bfloat162float(x.last[1]) +
+                  w.z * __bfloat162float(x.last[2]) + w.w * __bfloat162float(fresh);
+  x.last[0] = x.last[1], x.last[1] = x.last[2], x.last[2] = fresh;
   return __bfloat162float(__float2bfloat16(y * sigmoid(y)));
 }
 
-__device__ __forceinline__ float decay(const KdaStepParams& p, int row, int head, int c) {
+__device__ __forceinline__ float decay(const KdaStepParams& p, int64_t token, int head, int c) {
   const float rate = expf(p.A_log[head]);
   const float x =
-      __bfloat162float(static_cast<const __nv_bfloat16*>(p.z)[(int64_t(row) * p.H + head) * kWidth + c]) +
+      __bfloat162float(static_cast<const __nv_bfloat16*>(p.z)[(token * p.H + head) * kWidth + c]) +
       p.dt_bias[head * kWidth + c];
   if (p.gate_bound < 0.f) return expf(p.gate_bound * sigmoid(rate * x));
   return expf(-rate * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x)))));
 }
 
-// RMS norm and gate of the head's output, by one warp; lane holds columns 4 l ... 4 l + 3.
+__device__ __forceinline__ float beta_of(const KdaStepParams& p, int64_t token, int head) {
+  const int64_t at = token * p.H + head;
+  return sigmoid(p.b_fp32 ? static_cast<const float*>(p.b)[at]
+                          : __bfloat162float(static_cast<const __nv_bfloat16*>(p.b)[at]));
+}
+
+// The head's output, with RMS norm and gate if wanted, by one warp; lane holds columns 4 l ... 4 l + 3.
 __device__ __forceinline__ void write_output(const KdaStepParams& p, int64_t at, float4 o, int lane) {
-  const float inverse =
-      rsqrtf(warp_sum(o.x * o.x + o.y * o.y + o.z * o.z + o.w * o.w) * (1.f / kWidth) + p.norm_eps);
-  const float4 w = reinterpret_cast<const float4*>(p.norm_weight)[lane];
-  const uint2 raw = reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(p.gate) + at)[lane];
-  const float2 g0 = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
-               g1 = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
-  const __nv_bfloat162 y0 =
-      __floats2bfloat162_rn(o.x * inverse * w.x * sigmoid(g0.x), o.y * inverse * w.y * sigmoid(g0.y));
-  const __nv_bfloat162 y1 =
-      __floats2bfloat162_rn(o.z * inverse * w.z * sigmoid(g1.x), o.w * inverse * w.w * sigmoid(g1.y));
+  if (p.norm_weight) {
+    const float inverse =
+        rsqrtf(warp_sum(o.x * o.x + o.y * o.y + o.z * o.z + o.w * o.w) * (1.f / kWidth) + p.norm_eps);
+    const float4 w = reinterpret_cast<const float4*>(p.norm_weight)[lane];
+    const uint2 raw = reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(p.gate) + at)[lane];
+    const float2 g0 = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+                 g1 = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+    o.x *= inverse * w.x * sigmoid(g0.x), o.y *= inverse * w.y * sigmoid(g0.y);
+    o.z *= inverse * w.z * sigmoid(g1.x), o.w *= inverse * w.w * sigmoid(g1.y);
+  }
+  const __nv_bfloat162 y0 = __floats2bfloat162_rn(o.x, o.y), y1 = __floats2bfloat162_rn(o.z, o.w);
   reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.y) + at)[lane] =
       make_uint2(reinterpret_cast<const uint32_t&>(y0), reinterpret_cast<const uint32_t&>(y1));
 }
@@ -79,27 +102,10 @@ __device__ __forceinline__ float4 add_scaled(float4 a, float s, float4 b) {
   return make_float4(fmaf(s, b.x, a.x), fmaf(s, b.y, a.y), fmaf(s, b.z, a.z), fmaf(s, b.w, a.w));
 }
 
-__global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ KdaStepParams p) {
-  __shared__ StepShared shared;
-  const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-  const int slot = p.slot ? p.slot[row] : row;
-  const int64_t at = (int64_t(row) * p.H + head) * kWidth;
-  if (slot < 0) {
-    if (thread < kWidth) static_cast<__nv_bfloat16*>(p.y)[at + thread] = __float2bfloat16(0.f);
-    return;
-  }
-  float4* state = reinterpret_cast<float4*>(p.state + (int64_t(slot) * p.H + head) * kWidth * kWidth) +
-                  warp * kRows * 32 + lane;
-  float4 s[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) s[i] = __ldcs(state + i * 32);
-  shared.qkv[thread >> 7][thread & 127] = convolve(p, row, slot, head, thread >> 7, thread & 127);
-  if (thread < kWidth)
-    shared.qkv[2][thread] = convolve(p, row, slot, head, 2, thread);
-  else
-    shared.alpha[thread - kWidth] = decay(p, row, head, thread - kWidth);
-  const float beta =
-      sigmoid(__bfloat162float(static_cast<const __nv_bfloat16*>(p.b)[int64_t(row) * p.H + head]));
+// One token: advances the thread's part of the state; warp 0 writes the output. Two barriers inside.
+__device__ __forceinline__ void step(const KdaStepParams& p, StepShared& shared, float4 (&s)[kRows],
+                                     int64_t token, int head, int warp, int lane) {
+  const float beta = beta_of(p, token, head);
   __syncthreads();
   const float4 q = reinterpret_cast<const float4*>(shared.qkv[0])[lane],
                k = reinterpret_cast<const float4*>(shared.qkv[1])[lane];
@@ -125,17 +131,55 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
   }
   const float4 error = add_scaled(reinterpret_cast<const float4*>(shared.qkv[2])[lane], -rk, by_k);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    __stcs(state + i * 32, add_scaled(s[i], beta * rk * shared.qkv[1][warp * kRows + i], error));
-  if (warp == 0) write_output(p, at, add_scaled(rq * by_q, beta * kq, error), lane);
+  for (int i = 0; i < kRows; ++i) s[i] = add_scaled(s[i], beta * rk * shared.qkv[1][warp * kRows + i], error);
+  if (warp == 0)
+    write_output(p, (token * p.H + head) * kWidth, add_scaled(rq * by_q, beta * kq, error), lane);
+}
+
+template <bool kMany>
+__global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ KdaStepParams p) {
+  __shared__ StepShared shared;
+  const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int tokens = kMany ? p.tokens : 1;
+  const int slot = p.slot ? p.slot[row] : row, keep = p.keep ? p.keep[row] : tokens;
+  const int64_t first = int64_t(row) * tokens;
+  if (slot < 0) {
+    for (int m = 0; m < tokens && thread < kWidth; ++m)
+      static_cast<__nv_bfloat16*>(p.y)[((first + m) * p.H + head) * kWidth + thread] = __float2bfloat16(0.f);
+    return;
+  }
+  float4* state = reinterpret_cast<float4*>(p.state + (int64_t(slot) * p.H + head) * kWidth * kWidth) +
+                  warp * kRows * 32 + lane;
+  float4 s[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) s[i] = __ldcs(state + i * 32);
+  // Thread t has channel t % 128 of q (t < 128) or k, and besides of v (t < 128) or of the decay.
+  const int c = thread & (kWidth - 1);
+  Channel one = open_channel(p, slot, thread >> 7, head * kWidth + c), two;
+  if (thread < kWidth) two = open_channel(p, slot, 2, head * kWidth + c);
+  for (int m = 0; m < tokens; ++m) {
+    if (m > 0) __syncthreads();  // the last token's reads of `shared`
+    shared.qkv[thread >> 7][c] = advance(p, one, first + m);
+    if (thread < kWidth)
+      shared.qkv[2][c] = advance(p, two, first + m);
+    else
+      shared.alpha[c] = decay(p, first + m, head, c);
+    step(p, shared, s, first + m, head, warp, lane);
+    if (m + 1 != keep) continue;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) __stcs(state + i * 32, s[i]);
+    keep_channel(p, one, slot);
+    if (thread < kWidth) keep_channel(p, two, slot);
+  }
 }
 
 }  // namespace
 
 int kda_step(const KdaStepParams& p) {
-  if (p.B == 0 || p.H == 0) return cudaSuccess;
-  step_kernel<<<dim3(p.H, p.B), kThreads, 0, p.stream>>>(p);
+  if (p.B == 0 || p.H == 0 || p.tokens == 0) return cudaSuccess;
+  const auto kernel = p.tokens == 1 ? step_kernel<false> : step_kernel<true>;
+  kernel<<<dim3(p.H, p.B), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
 }
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

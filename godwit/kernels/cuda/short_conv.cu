@@ -10,7 +10,7 @@
 #include "godwit/kernels/kda_heuristic.h"
 #include "godwit/kernels/kda_params.h"
 
-namespace godwit::kernels {
+namespace godwit::kernels::cuda {
 namespace {
 
 constexpr int kStrip = 64, kThreads = 128;
@@ -22,16 +22,20 @@ struct Strip {
   bool any;             // the strip exists; an empty sequence has one strip without tokens
 };
 
+__device__ __forceinline__ int64_t sequence_begin(const ShortConvParams& p, int n) {
+  return p.cu_seqlens ? p.cu_seqlens[n] : p.T / p.N * n;
+}
+
 __device__ __forceinline__ Strip find_strip(const ShortConvParams& p, int64_t unit) {
   int low = 0, high = p.N - 1;
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
-    if (kda_first_unit(p.cu_seqlens[middle], middle, kStrip) <= unit)
+    if (kda_first_unit(sequence_begin(p, middle), middle, kStrip) <= unit)
       low = middle;
     else
       high = middle - 1;
   }
-  Strip s{low, p.cu_seqlens[low], p.cu_seqlens[low + 1], 0, 0, false};
+  Strip s{low, sequence_begin(p, low), sequence_begin(p, low + 1), 0, 0, false};
   s.first = s.begin + (unit - kda_first_unit(s.begin, low, kStrip)) * kStrip;
   s.last = s.first + kStrip < s.end ? s.first + kStrip : s.end;
   s.any = s.first < s.end || s.first == s.begin;
@@ -213,4 +217,4 @@ int short_conv_bwd(const ShortConvParams& p) {
   return cudaGetLastError();
 }
 
-}  // namespace godwit::kernels
+}  // namespace godwit::kernels::cuda

@@ -8,7 +8,10 @@
 // What the last row adds for k (U dS'^T) e^(G_last - G) and rows t and later subtract again is written as the
 // sum over the rows before t.
 //   db = (1 - beta) diag(dX U^T) / beta
-// The diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there
+// A pair of tokens i > j adds w = dM_ij q_i k_j e^(G_i - G_j) (and the like with P) to dG_i and takes it from
+// dG_j; of tokens up to j it must cancel. So both products, each of which has one operand rounded to bf16,
+// are multiplied by the other operand in the same rounding: what cancels is then the same number. The
+// diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there
 // rather than subtracted. Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products
 // away from underflow; the forward must not do so, because a token's bits would then depend on later gates.
 // Warp w owns channels 16 w ... 16 w + 15. Values are held like m16n8 accumulators: x[j][2 r + e] is token g
@@ -16,7 +19,7 @@
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
@@ -298,6 +301,10 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
   });
 }
 
+__device__ __forceinline__ float round_bf16(float x) {
+  return __bfloat162float(__float2bfloat16(x));
+}
+
 // dq, dk of the normalised vectors from the products, dG into dg.
 template <bool kBounded>
 __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Values& carried, const Element& e,
@@ -314,7 +321,13 @@ __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Valu
       dq[j][i] = dqs[j][i] * gamma + dqm[j][i] * up;
       const float plus = dkp[j][i] * up - dks[j][i] * gamma, minus = dki[j][i] * down;
       dk[j][i] = plus + minus + rest;
-      dg[j][i] = e.q[j][i] * dq[j][i] + e.k[j][i] * (plus - minus);
+      if constexpr (kBounded) {
+        const float across = e.q[j][i] * (dqs[j][i] * gamma) - e.k[j][i] * (dks[j][i] * gamma);
+        dg[j][i] = across + round_bf16(e.q[j][i] * up) * dqm[j][i] + round_bf16(e.k[j][i] * up) * dkp[j][i] -
+                   round_bf16(e.k[j][i] * down) * dki[j][i];
+      } else {
+        dg[j][i] = e.q[j][i] * dq[j][i] + e.k[j][i] * (plus - minus);
+      }
       dq[j][i] += diagonal[i >> 1] * e.k[j][i];
       dk[j][i] += diagonal[i >> 1] * e.q[j][i];
       carried[j][i] = e.k[j][i] * rest;
@@ -496,4 +509,4 @@ cudaError_t launch_bwd_gradients(const KdaBwdArgs& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

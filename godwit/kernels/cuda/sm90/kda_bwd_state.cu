@@ -8,7 +8,7 @@
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 template <int kGroups>
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     float x[2][4];
     wgmma_wait<0>();  // as in kda_state.cu
     pin(s);
-    pack_state(f, s);
+    pack_steps(f, s, 0);
     mbarrier_wait(&shared.full[st], (c / kStages) & 1);
     wgmma_fence();
 #pragma unroll
@@ -111,4 +111,4 @@ cudaError_t launch_bwd_state(const KdaBwdArgs& a, cudaStream_t stream) {
   return int64_t(a.in.H) * a.in.N <= 66 ? launch<1>(a, stream) : launch<2>(a, stream);  // as in kda_state.cu
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

@@ -13,7 +13,7 @@
 #include "godwit/kernels/kda_heuristic.h"
 #include "godwit/kernels/kda_params.h"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 constexpr int kChunk = kKdaChunk;
 constexpr int kWidth = 128;
@@ -142,7 +142,9 @@ __device__ __forceinline__ void cumulative_gate(float2 (&G)[kChunk], const uint3
 }
 
 __device__ __forceinline__ float beta_of(const KdaInputs& in, int64_t token, int head) {
-  const float logit = __bfloat162float(static_cast<const __nv_bfloat16*>(in.b)[token * in.H + head]);
+  const int64_t at = token * in.H + head;
+  const float logit = in.b_fp32 ? static_cast<const float*>(in.b)[at]
+                                : __bfloat162float(static_cast<const __nv_bfloat16*>(in.b)[at]);
   return 1.f / (1.f + __expf(-logit));
 }
 
@@ -195,4 +197,4 @@ struct PairScratch {
   float k[kChunk][kWidth + 1], q[kChunk][kWidth + 1], G[kChunk][kWidth + 1];
 };
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

@@ -5,7 +5,7 @@
 
 #include "godwit/kernels/kda_params.h"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 // Where the state pass reads and writes beside the inputs.
 struct KdaStateArgs {
@@ -46,4 +46,4 @@ cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream);
 cudaError_t launch_segment_scan(const KdaInputs& in, const float* maps, float* states, int64_t segments,
                                 cudaStream_t stream);
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

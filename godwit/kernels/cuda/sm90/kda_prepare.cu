@@ -3,7 +3,7 @@
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_prepare.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 template <bool kBounded>
@@ -46,4 +46,4 @@ cudaError_t launch_prepare(const KdaInputs& in, uint8_t* blocks, cudaStream_t st
   return cudaGetLastError();
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

@@ -4,7 +4,7 @@
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 // Kd, Qd, Kr, Ki and the decay of the thread's two channels.
 template <bool kBounded>
@@ -127,4 +127,4 @@ __device__ __forceinline__ void prepare_chunk(const KdaInputs& in, int64_t token
   if (thread < 32) write_inverse(block, scratch, thread);
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

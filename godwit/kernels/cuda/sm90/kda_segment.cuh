@@ -3,7 +3,7 @@
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 struct Segment {
   int n;                // sequence
@@ -35,4 +35,4 @@ __device__ __forceinline__ bool find_segment(const KdaInputs& in, int64_t unit, 
   return true;
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

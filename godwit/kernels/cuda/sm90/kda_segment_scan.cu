@@ -4,7 +4,7 @@
 #include "godwit/kernels/cuda/sm90/kda_launch.cuh"
 #include "godwit/kernels/cuda/sm90/kda_segment.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 constexpr int kColumns = 16;
@@ -97,4 +97,4 @@ cudaError_t launch_segment_scan(const KdaInputs& in, const float* maps, float* s
   return cudaGetLastError();
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

@@ -15,7 +15,7 @@
 #include "godwit/kernels/cuda/sm90/kda_segment.cuh"
 #include "godwit/kernels/cuda/sm90/kda_state_common.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 enum class Mode { kOutput, kRecord, kMap };
@@ -51,10 +51,39 @@ __device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4],
   }
 }
 
-template <int kGroups, Mode kMode>
-__global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1)
+// [X^T | O^T] or X^T of a chunk into x: S^T times its operands. Left in flight, except that with kHalves only
+// half of S^T is packed at a time, which saves 16 registers for one more wait.
+template <bool kHalves, int kTiles>
+__device__ __forceinline__ void first_product(float (&x)[kTiles][4], uint32_t (&f)[kHalves ? 4 : 8][4],
+                                              const float (&s)[16][4], uint32_t block) {
+  constexpr int kSteps = kHalves ? 4 : 8;
+#pragma unroll
+  for (int first = 0; first < 8; first += kSteps) {
+    if constexpr (kHalves) {
+      if (first > 0) {
+        wgmma_wait<0>();
+        pin(x);
+      }
+      pack_steps(f, s, first);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int k = first + i;
+      wgmma_rows(x, f[i], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0),
+                 k > 0);
+    }
+    wgmma_commit();
+  }
+}
+
+// kPerSm = 2 is for the maps of many segments: 128 registers, so that four warpgroups hide each other's
+// latency.
+template <int kGroups, int kPerSm, Mode kMode>
+__global__ void __launch_bounds__(kGroups * 128, kPerSm)
     state_kernel(const __grid_constant__ KdaStateArgs a) {
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
+  constexpr bool kHalves = kPerSm == 2;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   // CTAs that need the same operand blocks are neighbours, so that they run together and the second read of a
@@ -85,21 +114,17 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1)
   for (uint32_t c = 0; c < uint32_t(span.chunks); ++c) {
     const uint32_t st = c % kStages;
     const uint32_t block = smem_address(shared.block[st]);
-    uint32_t f[8][4], v[4], b[4], r[4];
+    uint32_t f[kHalves ? 4 : 8][4], v[4], b[4], r[4];
     float x[kMode == Mode::kOutput ? 4 : 2][4];  // tiles 0, 1: X^T; 2, 3: O^T
     const int wanted =
         kMode == Mode::kOutput && a.checkpoint_slot ? a.checkpoint_slot[seg.first_chunk + c] : -1;
-    wgmma_wait<0>();  // tells the compiler, which forgets over the loop's edge, that s may be used below
-                      // while the next wgmma runs
+    // The wait tells the compiler, which forgets over the loop's edge, that s may be used below while the
+    // next wgmma runs.
+    wgmma_wait<0>();
     pin(s);
-    pack_state(f, s);
+    if constexpr (!kHalves) pack_steps(f, s, 0);
     mbarrier_wait(&shared.full[st], (c / kStages) & 1);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      wgmma_rows(x, f[k], wgmma_descriptor(block + (k >> 2) * Block::kPairPanel + (k & 3) * 32, 1024, 0),
-                 k > 0);
-    wgmma_commit();
+    first_product<kHalves>(x, f, s, block);
     if constexpr (kMode == Mode::kRecord)
       record_state(f, shared.record + warp * 4096,
                    a.chunk_states + ((seg.first_chunk + c) * a.in.H + head) * (kWidth * kWidth * 2) +
@@ -155,15 +180,15 @@ __global__ void __launch_bounds__(kGroups * 128, kGroups == 1 ? 3 : 1)
   }
 }
 
-template <int kGroups, Mode kMode>
+template <int kGroups, int kPerSm, Mode kMode>
 cudaError_t launch(const KdaStateArgs& a, int columns, cudaStream_t stream) {
-  const auto kernel = state_kernel<kGroups, kMode>;
+  const auto kernel = state_kernel<kGroups, kPerSm, kMode>;
   using Shared = StateShared<kGroups, kMode == Mode::kRecord>;
   const cudaError_t e =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
   if (e != cudaSuccess) return e;
-  kernel<<<dim3(a.in.H * (columns / Shared::kColumns), unsigned(a.segments)), kGroups * 128, sizeof(Shared),
-           stream>>>(a);
+  const dim3 grid(a.in.H * (columns / Shared::kColumns), unsigned(a.segments));
+  kernel<<<grid, kGroups * 128, sizeof(Shared), stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -171,8 +196,8 @@ cudaError_t launch(const KdaStateArgs& a, int columns, cudaStream_t stream) {
 // warpgroups reads the blocks once. The bits are the same.
 template <Mode kMode>
 cudaError_t launch_by_pairs(const KdaStateArgs& a, cudaStream_t stream) {
-  return a.segments * a.in.H <= 66 ? launch<1, kMode>(a, kWidth, stream)
-                                   : launch<2, kMode>(a, kWidth, stream);
+  return a.segments * a.in.H <= 66 ? launch<1, 3, kMode>(a, kWidth, stream)
+                                   : launch<2, 1, kMode>(a, kWidth, stream);
 }
 
 }  // namespace
@@ -184,9 +209,8 @@ cudaError_t launch_state_record(const KdaStateArgs& a, cudaStream_t stream) {
   return launch_by_pairs<Mode::kRecord>(a, stream);
 }
 cudaError_t launch_segment_maps(const KdaStateArgs& a, cudaStream_t stream) {
-  const int64_t pairs = a.segments * a.in.H;
-  return pairs <= 132 ? launch<1, Mode::kMap>(a, 2 * kWidth, stream)
-                      : launch<2, Mode::kMap>(a, 2 * kWidth, stream);
+  return a.segments * a.in.H <= 132 ? launch<1, 3, Mode::kMap>(a, 2 * kWidth, stream)
+                                    : launch<2, 2, Mode::kMap>(a, 2 * kWidth, stream);
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

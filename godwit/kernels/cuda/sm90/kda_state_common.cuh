@@ -5,7 +5,7 @@
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 constexpr int kStages = 4;
 
@@ -149,13 +149,16 @@ __device__ __forceinline__ int record_offset(int row, int unit) {
   return row * 256 + ((unit ^ (row & 7)) << 4);
 }
 
-// S^T as bf16 row-fragments of the eight 16-wide K steps.
-__device__ __forceinline__ void pack_state(uint32_t (&f)[8][4], const float (&s)[16][4]) {
+// S^T as bf16 row-fragments of kSteps 16-wide K steps, from step `first` on.
+template <int kSteps>
+__device__ __forceinline__ void pack_steps(uint32_t (&f)[kSteps][4], const float (&s)[16][4], int first) {
 #pragma unroll
-  for (int k = 0; k < 8; ++k)
+  for (int k = 0; k < kSteps; ++k)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      f[k][i] = pack_bf16(s[2 * k + (i >> 1)][2 * (i & 1)], s[2 * k + (i >> 1)][2 * (i & 1) + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const float* x = s[2 * (first + k) + (i >> 1)] + 2 * (i & 1);
+      f[k][i] = pack_bf16(x[0], x[1]);
+    }
 }
 
 // Writes packed S^T rows of a warp, bf16 [16 V][128 K], to global memory through shared memory; they stand in
@@ -185,4 +188,4 @@ __device__ __forceinline__ void scale_state(float (&s)[16][4], const uint8_t* de
   }
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90

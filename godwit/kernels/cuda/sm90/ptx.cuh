@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace godwit::kernels::sm90 {
+namespace godwit::kernels::cuda::sm90 {
 
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -211,4 +211,4 @@ __device__ __forceinline__ void wgmma_n128_trans(float (&d)[16][4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-}  // namespace godwit::kernels::sm90
+}  // namespace godwit::kernels::cuda::sm90
