@@ -3,8 +3,8 @@
     python3 bench/kda_gpu_bench.py build/libgodwit_ops.so [--parts error,fwd,bwd,step,conv] [--profile] [--out FILE.md] [--warm-fla 12]
 
 `floor` is the least bytes that must move, over the copy bandwidth measured in the same run. `error` compares both with the recurrence in
-fp64. fla tunes its Triton kernels on first use; --warm-fla N compiles the candidates in N processes beforehand, so that the tuning itself,
-over all of fla's own candidates, takes seconds.
+fp64. fla tunes its Triton kernels on first use, over dozens of candidates a kernel that take minutes to compile: --candidates keeps that many
+of each (0: all), and --warm-fla compiles each in a process of its own beforehand.
 """
 import argparse
 import os
@@ -73,8 +73,9 @@ def with_backward(run, leaves, d_o):
     return both
 
 
-def quick_tuning(shard=None):
-    """Makes Triton's autotuner measure each candidate for a few milliseconds; with shard (i, n), lets it see only every n-th candidate."""
+def quick_tuning(count, only=None):
+    """Makes Triton's autotuner choose among at most `count` candidates a kernel (of 2 or 4 warps and 2 or 3 stages where there are such; 0:
+    all of them), measured for a few milliseconds each. `only` leaves the one of that number."""
     import triton
     from triton.runtime.autotuner import Autotuner
     plain = Autotuner.run
@@ -83,30 +84,29 @@ def quick_tuning(shard=None):
         if not hasattr(self, "quick"):
             self.quick = True
             self.__dict__["do_bench"] = lambda call, quantiles=None, **_: triton.testing.do_bench(call, warmup=3, rep=12, quantiles=quantiles)
-            if shard:
-                self.configs = self.configs[shard[0]::shard[1]] or self.configs[:1]
+            if count:
+                usual = [c for c in self.configs if c.num_warps in (2, 4) and c.num_stages in (2, 3)] or self.configs
+                self.configs = usual[::max(1, len(usual) // count)][:count]
+            if only is not None:
+                self.configs = [self.configs[only % len(self.configs)]]
         return plain(self, *args, **kwargs)
     Autotuner.run = run
 
 
-def compile_shard(shard):
-    """Runs every kernel of fla that the rows need, on short inputs, with a share of the candidates."""
-    quick_tuning(shard)
-    for lengths, H, backward in (([2048], 96, True), ([1024] * 2, 96, True), ([2048], 12, True), ([300], 12, True)):
-        x = inputs(lengths, H)
-        run, leaves = fla(x, grad=backward)
-        if backward:
-            with_backward(run, leaves, x["d_o"].unsqueeze(0))()
-        with torch.no_grad():
-            run()
+def compile_candidate(only, count):
+    """Runs every kernel of fla that the rows need, on short inputs, with one candidate each."""
+    quick_tuning(count, only)
+    x = inputs([2048], 96)
+    run, leaves = fla(x, grad=True)
+    with_backward(run, leaves, x["d_o"].unsqueeze(0))()
     step_peer(8, 96), step_peer(8, 12)
     torch.cuda.synchronize()
 
 
-def warm_fla(processes):
-    shards = [subprocess.Popen([sys.executable, __file__, "-", "--shard", f"{i},{processes}"], stderr=subprocess.PIPE, text=True)
-              for i in range(processes)]
-    for p in shards:
+def warm_fla(count):
+    workers = [subprocess.Popen([sys.executable, __file__, "-", "--candidates", str(count), "--compile", str(i)], stderr=subprocess.PIPE, text=True)
+               for i in range(count)]
+    for p in workers:
         err = p.communicate()[1]
         if p.returncode:
             print(err[-600:], file=sys.stderr)
@@ -138,7 +138,7 @@ def rel(a, b):
 def error_rows(has_fla):
     for name, logits in (("random", -2.0), ("strong decay", 8.0), ("no decay", -9.0), ("equal keys, beta near 1", -2.0), ("norm 30", -2.0)):
         lengths = [300]
-        x = inputs(lengths, 12, logits=logits)
+        x = inputs(lengths, 96, logits=logits)
         if name.startswith("equal"):
             x["k"] = (x["k"][:1] + 0.02 * x["k"]).contiguous()
             x["b"] += 8
@@ -183,7 +183,7 @@ def chunk_rows(peers, backward, copy, shapes, profile):
         big = T > 100000
         floor = T * H * (1282 if not backward else 1282 + 1540 + 1026) / copy * 1e3
         row = [label(lengths, H), None, floor, None]
-        for i, make in enumerate([ours] + ([fla] if H in peers and not (backward and big) else [])):
+        for i, make in enumerate([ours] + ([fla] if (lengths, H) in peers and not (backward and big) else [])):
             run, leaves = make(x, grad=backward)
             f = with_backward(run, leaves, x["d_o"] if i == 0 else x["d_o"].unsqueeze(0)) if backward else run
             with torch.set_grad_enabled(backward):
@@ -245,7 +245,7 @@ def step_rows(peers, copy, layer):
             return torch.ops.godwit.kda_step(*heads, a["A"], a["dt"], a["b"], BOUND, a["states"][i % sets])
         with torch.no_grad():
             row = [f"B {B}, H {H}", graphed_ms(run, 4 * sets), B * H * 131072 / copy * 1e3, None]
-            if H in peers and not layer:
+            if peers and not layer:
                 row[3] = graphed_ms(step_peer(B, H, a), 4 * sets)
         yield row
         del a, heads
@@ -282,20 +282,21 @@ def main():
     parser.add_argument("--shapes", default="", help="indices into SHAPES")
     parser.add_argument("--out")
     parser.add_argument("--commit", default="")
-    parser.add_argument("--warm-fla", type=int, default=0, metavar="N")
-    parser.add_argument("--peer-heads", default="96,12", help="time fla for these numbers of heads only")
-    parser.add_argument("--shard", help=argparse.SUPPRESS)
+    parser.add_argument("--peer-shapes", default="0", help="the shapes at which fla's chunk kernels are timed; each new number of heads compiles anew")
+    parser.add_argument("--candidates", type=int, default=4)
+    parser.add_argument("--warm-fla", action="store_true")
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.shard:
-        compile_shard([int(i) for i in args.shard.split(",")])
+    if args.compile is not None:
+        compile_candidate(args.compile, args.candidates)
         return
     torch.ops.load_library(os.path.abspath(args.library))
     parts, version = args.parts.split(","), fla_version()
-    peers = [int(h) for h in args.peer_heads.split(",")] if version else []
+    peers = [SHAPES[int(i)] for i in args.peer_shapes.split(",")] if version and args.peer_shapes else []
     if version:
         if args.warm_fla:
-            warm_fla(args.warm_fla)
-        quick_tuning()
+            warm_fla(args.candidates)
+        quick_tuning(args.candidates)
     shapes = [SHAPES[int(i)] for i in args.shapes.split(",")] if args.shapes else SHAPES
     copy = copy_bandwidth()
     lines = []
@@ -312,7 +313,7 @@ def main():
         emit("")
 
     for line in [f"# KDA on {torch.cuda.get_device_name()}", "", f"Commit {args.commit}, copy {copy / 1e12:.2f} TB/s (read + write), "
-                 f"torch {torch.__version__}" + (f", fla {version}" if version else ""), ""]:
+                 f"torch {torch.__version__}" + (f", fla {version} (tuned over {args.candidates or 'all'} candidates a kernel)" if version else ""), ""]:
         emit(line)
     if "fwd" in parts:
         table("Forward", chunk_rows(peers, False, copy, shapes, args.profile))

@@ -90,7 +90,8 @@ struct KdaStepParams {
   const int32_t* keep = nullptr;       // nullptr = all tokens
   void* conv_state[3] = {};            // bf16, slot s of [H, 128, 3] at conv_state[i] + s * conv_stride
   int64_t conv_stride = 0;             // elements between slots
-  float* state = nullptr;              // [slots, H, K, V]
+  float* state = nullptr;              // slot s of [H, K, V] at state + s * state_stride
+  int64_t state_stride = 0;            // elements between slots, a multiple of 4; 0 = dense
   void* y = nullptr;                   // [B * tokens, H, 128]
   int B = 0;
   int H = 0;

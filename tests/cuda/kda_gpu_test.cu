@@ -1,6 +1,6 @@
 // Checks the KDA kernels on a GPU against the fp64 recurrence and against properties that must hold bit for
-// bit. Standalone: kda_gpu_test [fwd|bwd|step|conv]...; prints one line a case and exits 1 if any failed.
-// `kda_gpu_test small` is one short case of everything, for compute-sanitizer.
+// bit. Standalone: kda_gpu_test [fwd|bwd|step|conv|long]...; prints one line a case and exits 1 if any
+// failed. `kda_gpu_test small` is one short case of everything, for compute-sanitizer.
 #include "godwit/kernels/kda_heuristic.h"
 #include "tests/cuda/kda_case.cuh"
 #include "tests/cuda/kda_reference.cuh"
@@ -210,7 +210,9 @@ void check_backward(const Case& c, int seed) {
     // of the other gradients: they drown in the fp32 rounding of the sum over later tokens. They must be
     // finite.
     const bool drowned = (i == 3 || i == 5 || i == 6) && c.kind == "gate_mixed" && c.bound == 0.f;
-    expect(e[i] < (forgotten ? 0.3 : drowned ? 1e3 : kGradientLimit), c.name + " gradient error");
+    // dA_log sums one number a head over all tokens and channels, terms of both signs that mostly cancel.
+    const double limit = forgotten ? 0.3 : drowned ? 1e3 : i == 5 ? 3 * kGradientLimit : kGradientLimit;
+    expect(e[i] < limit, c.name + " gradient error");
   }
   expect(run_backward(d, dev) == got, c.name + " gradients not deterministic");
 }
@@ -486,6 +488,10 @@ int main(int argc, char** argv) {
     check_backward({"small", {0, 1, 17, 40}, 2}, 54);
     check_backward({"small softplus", {17, 20}, 2, "random", true, 0.f}, 55);
     check_step(-5.f, 1, 1), check_step(-5.f, 3, 2), check_conv();
+  }
+  if (argc > 1 && wanted("long")) {  // a million tokens: some seconds
+    check_forward({"long", {1 << 20}, 1}, 61);
+    check_forward({"long gate_low", {1 << 20}, 1, "gate_low"}, 62);
   }
   if (wanted("fwd")) forward_tests();
   if (wanted("bwd")) backward_tests();

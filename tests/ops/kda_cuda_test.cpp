@@ -146,6 +146,22 @@ TEST_F(KdaCuda, StepMatchesRecurrence) {
   }
 }
 
+// Slots of a pool whose states do not lie densely; a row without a slot starts from zeros.
+TEST_F(KdaCuda, StepOnSlots) {
+  const KdaArgs x = on_gpu(random_kda({{1, 1, 1}, 2, 128, 128, -5.0, true}));
+  for (const std::vector<int64_t>& slots : {std::vector<int64_t>{4, 0, 2}, {3, -1, 1}}) {
+    const Tensor pool = at::randn({5, 3, 2, 128, 128}).to(at::kCUDA), before = pool.clone();
+    Tensor states = pool.select(1, 1), expected = states.to(at::kCPU, at::kDouble);
+    const Tensor index = at::tensor(slots, at::kLong);
+    const Tensor o = ops::kda_step(x.q, x.k, x.v, x.z, x.A_log, x.dt_bias, x.b, x.gate_bound, states, index);
+    const Tensor want = ops::ref::kda_step_ref(in_fp64(x), expected, index);
+    EXPECT_TRUE(close_norm(o, want, kBf16));
+    EXPECT_TRUE(close_norm(states, expected, kFp32Chain));
+    EXPECT_TRUE(bit_equal(pool.select(1, 0), before.select(1, 0)));
+    EXPECT_TRUE(bit_equal(pool.select(1, 2), before.select(1, 2)));
+  }
+}
+
 TEST_F(KdaCuda, ShortConvMatchesReference) {
   for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{0, 5, 0, 1, 2, 257, 3, 0}, {64}, {0}}) {
     for (const bool with_state : {false, true}) {

@@ -148,8 +148,10 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
       static_cast<__nv_bfloat16*>(p.y)[((first + m) * p.H + head) * kWidth + thread] = __float2bfloat16(0.f);
     return;
   }
-  float4* state = reinterpret_cast<float4*>(p.state + (int64_t(slot) * p.H + head) * kWidth * kWidth) +
-                  warp * kRows * 32 + lane;
+  constexpr int64_t kState = kWidth * kWidth;
+  const int64_t stride = p.state_stride ? p.state_stride : p.H * kState;
+  float4* state =
+      reinterpret_cast<float4*>(p.state + slot * stride + head * kState) + warp * kRows * 32 + lane;
   float4 s[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) s[i] = __ldcs(state + i * 32);

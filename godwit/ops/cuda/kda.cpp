@@ -137,14 +137,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
 }
 
 Tensor step_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
-                 const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state) {
+                 const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
+                 const optional<Tensor>& slots) {
   const at::NoGradGuard no_grad;
   const KdaArgs args{q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()};
   const c10::cuda::CUDAGuard guard(q.device());
-  if (!has_kernels(args)) return ref::kda_step_ref(args, state);
+  // The kernel has no state of zeros for rows without a slot.
+  const bool all_have_state = !slots.has_value() || slots->ge(0).all().item<bool>();
+  if (!has_kernels(args) || !all_have_state) return ref::kda_step_ref(args, state, slots);
   const Tensor x[3] = {cuda::dense(q), cuda::dense(k), cuda::dense(v)};
   const Tensor z_dense = cuda::dense(z), b_dense = cuda::dense(b), A = cuda::dense(A_log),
-               dt = cuda::dense(dt_bias), held = cuda::dense(state);
+               dt = cuda::dense(dt_bias);
+  const Tensor slot = slots.has_value() ? cuda::to_device(slots->to(at::kInt), q.device()) : Tensor();
+  const bool in_place = state[0].is_contiguous() && state.stride(0) % 4 == 0 && cuda::aligned(state);
+  const Tensor held = in_place ? state : cuda::dense(state);
   const Tensor o = at::empty(v.sizes(), v.options());
   cuda::check_launch("kda_step",
                      gpu::kda_step({.x = {cuda::pointer(x[0]), cuda::pointer(x[1]), cuda::pointer(x[2])},
@@ -153,14 +159,16 @@ Tensor step_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                                     .b = cuda::pointer(b_dense),
                                     .A_log = cuda::pointer_as<float>(A),
                                     .dt_bias = cuda::pointer_as<float>(dt),
+                                    .slot = cuda::pointer_as<int32_t>(slot),
                                     .state = cuda::pointer_as<float>(held),
+                                    .state_stride = held.stride(0),
                                     .y = cuda::pointer(o),
                                     .B = static_cast<int>(q.size(0)),
                                     .H = static_cast<int>(q.size(1)),
                                     .b_fp32 = !is_bf16(b),
                                     .gate_bound = kernel_bound(gate_bound),
                                     .stream = c10::cuda::getCurrentCUDAStream()}));
-  if (!held.is_same(state)) state.copy_(held);
+  if (!in_place) state.copy_(held);
   return o;
 }
 
@@ -173,7 +181,7 @@ bool decode_has_kernel(const KdaDecodeArgs& a) {
       std::all_of(std::begin(fp32), std::end(fp32), [&](const Tensor* x) { return is_fp32(*x); }) &&
       (is_bf16(a.b) || is_fp32(a.b));
   const bool in_place = a.conv_q.is_contiguous() && a.conv_k.is_contiguous() && a.conv_v.is_contiguous() &&
-                        a.state.is_contiguous() && a.state.storage_offset() % 4 == 0;
+                        a.state.is_contiguous() && cuda::aligned(a.state);
   return types && in_place && a.state.size(2) == kWidth && a.q_conv.size(1) == 4 &&
          a.state.size(0) <= kMaxGrid && a.gate_bound >= -5.0 && cuda::is_hopper(a.q.device());
 }

@@ -27,7 +27,7 @@ LastOffsets& last_offsets() {
 
 at::Tensor dense(const at::Tensor& x) {
   at::Tensor y = x.contiguous();
-  if (reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16 != 0) y = y.clone();
+  if (!aligned(y)) y = y.clone();
   return y;
 }
 
@@ -40,6 +40,10 @@ bool is_hopper(const at::Device& device) {
 
 at::Tensor workspace(size_t bytes, const at::Device& device) {
   return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+}
+
+at::Tensor to_device(const at::Tensor& x, const at::Device& device) {
+  return x.pin_memory().to(device, x.scalar_type(), /*non_blocking=*/true);
 }
 
 Offsets device_offsets(const at::Tensor& cu_seqlens, const at::Device& device) {
@@ -56,8 +60,7 @@ Offsets device_offsets(const at::Tensor& cu_seqlens, const at::Device& device) {
   LastOffsets& last = last_offsets();
   const c10::Stream stream = c10::cuda::getCurrentCUDAStream(device.index()).unwrap();
   if (last.values != values || last.stream != stream) {
-    const at::Tensor pinned = cu_seqlens.pin_memory();  // a copy from pageable memory would wait for the GPU
-    last = {values, pinned.to(device, at::kLong, /*non_blocking=*/true), stream};
+    last = {values, to_device(cu_seqlens, device), stream};
   }
   out.keep = last.on_device;
   out.data = out.keep.const_data_ptr<int64_t>();

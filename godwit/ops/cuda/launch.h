@@ -11,7 +11,11 @@
 
 namespace godwit::ops::cuda {
 
-// Contiguous, and aligned to 16 bytes for vector loads and bulk copies.
+// Whether vector loads and bulk copies, which want 16 bytes, may start at its first element.
+inline bool aligned(const at::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+// Contiguous and aligned.
 at::Tensor dense(const at::Tensor& x);
 
 // A tensor's memory, or null where there is none.
@@ -29,6 +33,9 @@ bool is_hopper(const at::Device& device);
 // Uninitialised bytes from the caching allocator; they may be reused once work enqueued so far on `stream`,
 // the current one, is done.
 at::Tensor workspace(size_t bytes, const at::Device& device);
+
+// A copy of a CPU tensor that does not wait for the GPU, as one from pageable memory would.
+at::Tensor to_device(const at::Tensor& x, const at::Device& device);
 
 // The N+1 offsets of packed sequences as the kernels take them.
 struct Offsets {

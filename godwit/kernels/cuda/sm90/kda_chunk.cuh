@@ -3,10 +3,10 @@
 // With G_i the cumulative log-decay inside the chunk and q, k normalised (q times 128^-1/2), per chunk of C =
 // 16 tokens:
 //   Kd = k e^G   Qd = q e^G   Ki = k e^-G   Kr = k e^(G_last - G)
-//   L = stril(diag(beta) Kd Ki^T)   M = tril(Qd Ki^T)   Tb = (I + L)^-1 diag(beta)
-// and, from the state S that enters:  U = Tb (V - Kd S),  O = Qd S + M U,  S' = e^(G_last) S + Kr^T U
-// (arXiv:2510.26692). Everything is anchored at the first token of the chunk, so a token never changes a bit
-// of what came before it.
+//   L = stril(diag(beta) Kd Ki^T)   M = tril(Qd Ki^T)   R = (I + L)^-1
+// and, from the state S that enters:  U = R diag(beta) (V - Kd S),  O = Qd S + M U,  S' = e^(G_last) S + Kr^T
+// U (arXiv:2510.26692). Everything is anchored at the first token of the chunk, so a token never changes a
+// bit of what came before it.
 #pragma once
 
 #include "godwit/kernels/cuda/sm90/ptx.cuh"
@@ -22,12 +22,13 @@ constexpr float kQueryScale = 0.08838834764831845f;  // 128^-1/2
 constexpr float kNormEps = 1e-6f;
 
 // Byte offsets in a block. Kd, Qd, Kr are bf16 [16][128] in two panels of 64 columns, as wgmma wants them; Kd
-// and Qd share their panels so that one product serves both. Tb and M are bf16 [16][16]. The decay is fp32:
+// and Qd share their panels so that one product serves both. R and M are bf16 [16][16]; R has ones on its
+// diagonal, exactly, and beta stays fp32: folded into R it would cost one more rounding. The decay is fp32:
 // channels 8 j + 2 t and 8 j + 2 t + 1 stand at t * kDecayRow + 8 j, so that a lane (t = lane % 4) reads its
 // 32 channels in 16-byte pieces.
 struct Block {
-  static constexpr int kKd = 0, kQd = 2048, kKr = 8192, kTb = 12288, kM = 12800, kDecay = 13312,
-                       kDecayRow = 144, kBytes = kDecay + 4 * kDecayRow;
+  static constexpr int kKd = 0, kQd = 2048, kKr = 8192, kR = 12288, kM = 12800, kDecay = 13312,
+                       kDecayRow = 144, kBeta = kDecay + 4 * kDecayRow, kBytes = kBeta + 4 * kKdaChunk;
   static constexpr int kPairPanel = 4096, kPanel = 2048;  // bytes from panel to panel of Kd and Qd, of Kr
 };
 

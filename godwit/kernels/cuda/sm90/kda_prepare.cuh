@@ -86,16 +86,16 @@ __device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scra
   }
 }
 
-// Tb = (I + L)^-1 diag(beta), warp 0.
+// R = (I + L)^-1 and beta, warp 0.
 __device__ __forceinline__ void write_inverse(uint8_t* block, const PrepareScratch& scratch, int lane) {
   if (lane >= kChunk) return;
   float x[kChunk];
   invert_column(x, scratch.L, lane);
-  const float beta = scratch.group.beta[lane];
 #pragma unroll
   for (int i = 0; i < kChunk; ++i)
-    *reinterpret_cast<__nv_bfloat16*>(block + Block::kTb + narrow_offset(i, lane >> 3) + (lane & 7) * 2) =
-        __float2bfloat16(x[i] * beta);
+    *reinterpret_cast<__nv_bfloat16*>(block + Block::kR + narrow_offset(i, lane >> 3) + (lane & 7) * 2) =
+        __float2bfloat16(x[i]);
+  reinterpret_cast<float*>(block + Block::kBeta)[lane] = scratch.group.beta[lane];
 }
 
 // The whole block. After it a barrier of the group is due before anyone reads.

@@ -3,7 +3,7 @@
 // warp: 16 of them). Every product is arranged so that one step's accumulator is the next step's operand;
 // nothing crosses warpgroups and no barrier is needed:
 //   [X^T | O^T] = S^T [Kd^T | Qd^T]   wgmma, 8 of m64n32k16      S^T = S^T diag(decay)     meanwhile
-//   U^T = (V - X)^T Tb^T              mma.sync
+//   U^T = (diag(beta) (V - X))^T R^T  mma.sync
 //   S^T += U^T Kr                     wgmma, m64n128k16           O^T += U^T M^T, stored    meanwhile
 // Warp 0 keeps the next operand blocks coming with bulk copies, each warp its own slice of V with cp.async (a
 // producer warp would cost registers: they are given out to four warps at a time). Modes:
@@ -19,6 +19,8 @@ namespace godwit::kernels::cuda::sm90 {
 namespace {
 
 enum class Mode { kOutput, kRecord, kMap };
+
+constexpr uint32_t kForgetCheck = 32;  // chunks between looks at whether A has become zero
 
 // The state that enters the segment.
 template <Mode kMode>
@@ -41,14 +43,25 @@ __device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, 
     }
 }
 
-// The fragment of (V - X)^T.
+// The fragment of (diag(beta) (V - X))^T.
 __device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4], const float (&x1)[4],
-                                         const uint32_t (&v)[4]) {
+                                         const uint32_t (&v)[4], const LaneBeta& beta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* x = i < 2 ? x0 : x1;
-    r[i] = pack_bf16(low_bf16(v[i]) - x[2 * (i & 1)], high_bf16(v[i]) - x[2 * (i & 1) + 1]);
+    r[i] = pack_bf16(beta.at(i >> 1, 0) * (low_bf16(v[i]) - x[2 * (i & 1)]),
+                     beta.at(i >> 1, 1) * (high_bf16(v[i]) - x[2 * (i & 1) + 1]));
   }
+}
+
+// Whether all of a CTA's part of the state is exactly zero.
+__device__ __forceinline__ bool vanished(const float (&s)[16][4]) {
+  bool any = false;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) any |= s[j][i] != 0.f;
+  return uniform(__syncthreads_or(any)) == 0;
 }
 
 // [X^T | O^T] or X^T of a chunk into x: S^T times its operands. Left in flight, except that with kHalves only
@@ -108,7 +121,7 @@ __global__ void __launch_bounds__(kGroups * 128, kPerSm)
   }
   float s[16][4];
   enter<kMode>(s, a, seg, blockIdx.y, head, mine, lane);
-  // Place of the lane in a transposed slice, and in Tb and M.
+  // Place of the lane in a transposed slice, and in R and M.
   const int narrow_at = narrow_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   const uint32_t v_at = smem_address(shared.v[0][warp]) + narrow_at;
   for (uint32_t c = 0; c < uint32_t(span.chunks); ++c) {
@@ -132,11 +145,11 @@ __global__ void __launch_bounds__(kGroups * 128, kPerSm)
                    lane);
     wait_slice();
     ldmatrix_x4_trans(v, v_at + st * kSlice);
-    ldmatrix_x4(b, block + Block::kTb + narrow_at);
+    ldmatrix_x4(b, block + Block::kR + narrow_at);
     scale_state(s, shared.block[st] + Block::kDecay + (lane & 3) * Block::kDecayRow);
     wgmma_wait<0>();
     pin(x);
-    residual(r, x[0], x[1], v);
+    residual(r, x[0], x[1], v, LaneBeta(shared.block[st], lane));
     float u[2][4] = {};
     mma_bf16(u[0], r, b[0], b[1]);
     mma_bf16(u[1], r, b[2], b[3]);
@@ -169,6 +182,15 @@ __global__ void __launch_bounds__(kGroups * 128, kPerSm)
     if (checkpoint >= 0)
       store_state(s, a.checkpoints + (int64_t(checkpoint) * a.in.H + head) * kWidth * kWidth + mine, kWidth,
                   lane);
+    if constexpr (kMode == Mode::kMap) {
+      // Once A is exactly zero it stays so: the segment has forgotten what entered.
+      if (!values && c % kForgetCheck == kForgetCheck - 1 && vanished(s)) {
+        for (uint32_t late = c + 1; late < c + kStages && late < uint32_t(span.chunks); ++late)
+          mbarrier_wait(&shared.full[late % kStages], (late / kStages) & 1);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        break;
+      }
+    }
   }
   if constexpr (kMode == Mode::kMap) {
     store_state(s, a.segment_maps + (int64_t(blockIdx.y) * a.in.H + head) * kWidth * 256 + mine, 256, lane);

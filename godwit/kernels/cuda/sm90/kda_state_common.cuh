@@ -70,7 +70,7 @@ __device__ __forceinline__ void fetch_block(const uint8_t* blocks, int heads, co
     bulk_load(to, from, Block::kBytes, full);
   } else {
     constexpr int kMiddle = Block::kM - Block::kKr,
-                  kTail = Block::kBytes - Block::kDecay;  // Kr and Tb; the decay
+                  kTail = Block::kBytes - Block::kDecay;  // Kr and R; decay and beta
     mbarrier_arrive_expect(full, 2 * Block::kQd + kMiddle + kTail);
     bulk_load(to, from, Block::kQd, full);
     bulk_load(to + Block::kPairPanel, from + Block::kPairPanel, Block::kQd, full);
@@ -177,6 +177,19 @@ __device__ __forceinline__ void record_state(const uint32_t (&f)[8][4], uint8_t*
     bulk_commit();
   }
 }
+
+// beta of the lane's four tokens: 2 t, 2 t + 1, and these plus 8.
+struct LaneBeta {
+  float2 low, high;
+  __device__ __forceinline__ LaneBeta(const uint8_t* block, int lane) {
+    const float2* beta = reinterpret_cast<const float2*>(block + Block::kBeta) + (lane & 3);
+    low = beta[0], high = beta[4];
+  }
+  // Of column i of tile j of an accumulator whose columns are tokens.
+  __device__ __forceinline__ float at(int j, int i) const {
+    return j == 0 ? (i == 0 ? low.x : low.y) : (i == 0 ? high.x : high.y);
+  }
+};
 
 // S^T diag(decay); `decay` points at the lane's channels.
 __device__ __forceinline__ void scale_state(float (&s)[16][4], const uint8_t* decay) {
