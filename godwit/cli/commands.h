@@ -145,4 +145,14 @@ struct TrainArgs {
 };
 int run_train(const TrainArgs& args);
 
+struct BenchKdaArgs {
+  int64_t tokens = 4096;
+  int64_t heads = 8;
+  int64_t sequences = 1;
+  int repeats = 10;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_bench_kda(const BenchKdaArgs& args);
+
 }  // namespace godwit::cli

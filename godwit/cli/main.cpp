@@ -329,6 +329,24 @@ std::string unknown_command(const CLI::App& program, int argc, char** argv) {
   return {};
 }
 
+void add_bench_commands(Commands& commands) {
+  CLI::App* bench = commands.group("bench", "time the ops on this machine, beside what they replace");
+  const auto [kda, args] =
+      commands.add(bench, "kda", "Kimi Delta Attention beside the recurrence token by token", run_bench_kda);
+  kda->add_option("--tokens", args->tokens, "of all sequences")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  kda->add_option("--heads", args->heads, "of width 128")->check(CLI::PositiveNumber)->capture_default_str();
+  kda->add_option("--sequences", args->sequences, "of equal length")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  kda->add_option("--repeats", args->repeats, "the best of these counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_json(kda, args->json);
+  add_device(kda, args->device);
+}
+
 // The message alone, as one line: LibTorch's errors carry a backtrace.
 std::string one_line(std::string message) {
   if (const size_t end = message.find("\nException raised from"); end != std::string::npos)
@@ -353,6 +371,7 @@ int main(int argc, char** argv) {
   add_tokenizer_commands(commands);
   add_data_commands(commands);
   add_run_commands(commands);
+  add_bench_commands(commands);
   if (const std::string word = unknown_command(app, argc, argv); !word.empty()) {
     std::fprintf(stderr, "There is no command '%s'\nRun with --help for more information.\n", word.c_str());
     return 2;
