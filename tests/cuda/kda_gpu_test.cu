@@ -458,6 +458,10 @@ void forward_tests() {
   check_forward({"cut varlen", {2100, 0, 333, 4096 + 7}, 2}, 6);
   check_forward({"cut gate_low", {2500}, 1, "gate_low"}, 7);
   check_forward({"cut equal_keys", {2500}, 1, "equal_keys", false}, 7);
+  // Segments of 1,024 tokens: what enters one is forgotten on the way, at once, or not at all.
+  check_forward({"cut forgets", {4200, 100}, 12}, 19);
+  check_forward({"cut forgets at once", {4200}, 12, "gate_high"}, 19);
+  check_forward({"cut keeps", {4200}, 12, "gate_low"}, 19);
   for (const char* kind : {"random", "gate_low", "gate_high", "gate_mixed"})
     check_forward({std::string("softplus ") + kind, {17, 300}, 2, kind, true, 0.f}, 8);
   check_causal({"causal", {100}, 2}, 9);
