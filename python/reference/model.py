@@ -140,19 +140,21 @@ class Kimi:
                 out = out.index_add(0, token, y * weight[token, slot, None])
         return out
 
-    def experts_batched(self, z, chosen, weight, p):
-        """Token copies sorted by expert and laid out as [E, rows of the busiest expert, .]: three batched products for a layer."""
+    def experts_batched(self, z, chosen, weight, p, tile=64):
+        """Token copies sorted by expert, each expert's rows padded to whole tiles: three batched products over the tiles of a layer."""
         w1, w2, w3 = (self.w[f"{p}.experts.w{i}"] for i in (1, 2, 3))
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
+        expert, token = flat[order], order // chosen.shape[1]
         counts = flat.bincount(minlength=w1.shape[0])
-        rows = int(counts.max())
-        expert = flat[order]
-        place = expert * rows + torch.arange(len(flat), device=z.device) - (counts.cumsum(0) - counts)[expert]
-        token = order // chosen.shape[1]
-        padded = z.new_zeros(w1.shape[0] * rows, z.shape[1]).index_copy(0, place, z[token]).unflatten(0, (-1, rows))
-        y = self.glu(padded @ w1.mT, padded @ w3.mT) @ w2.mT
-        return torch.zeros_like(z).index_add(0, token, y.flatten(0, 1)[place] * weight.flatten()[order, None])
+        tiles = (counts + tile - 1) // tile
+        of_tile = torch.repeat_interleave(torch.arange(len(tiles), device=z.device), tiles)  # the expert of each tile
+        rank = torch.arange(len(flat), device=z.device) - (counts.cumsum(0) - counts)[expert]
+        place = (tiles.cumsum(0) - tiles)[expert] * tile + rank
+        rows = z.new_zeros(len(of_tile) * tile, z.shape[1]).index_copy(0, place, z.index_select(0, token)).unflatten(0, (-1, tile))
+        w1, w2, w3 = (w.index_select(0, of_tile) for w in (w1, w2, w3))
+        y = self.glu(rows @ w1.mT, rows @ w3.mT) @ w2.mT
+        return torch.zeros_like(z).index_add(0, token, y.flatten(0, 1).index_select(0, place) * weight.flatten()[order, None])
 
     def moe(self, x, p, pinned):
         c = self.config
@@ -177,7 +179,7 @@ class Kimi:
     def forward(self, ids, routes=None):
         """ids [B, T]. `routes`: pins the choice of experts, MoE layer -> [N, k]."""
         c, model = self.config, self.config.prefix + "model"
-        x = self.w[f"{model}.embed_tokens.weight"][ids]
+        x = F.embedding(ids, self.w[f"{model}.embed_tokens.weight"])
         stored, live, chosen, margins = [], x, {}, {}
         for layer in range(c.num_hidden_layers):
             p = f"{model}.layers.{layer}"
