@@ -85,7 +85,7 @@ void router(const Sizes& s) {
            const Tensor p = scores.gather(1, std::get<1>(top).narrow(1, 0, kSlots));
            return p / p.sum(1, true);
          }));
-  const auto [experts, weights, scores, cutoff] =
+  const auto [weights, experts, scores, cutoff] =
       godwit::ops::moe_router(logits, bias, kSlots, true, 1, 1, 1);
   Tensor counts = at::zeros({kExperts, 1000}, at::kLong);
   report("QB histogram, 1000 bins",

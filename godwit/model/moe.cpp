@@ -21,7 +21,7 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
   const Tensor& seen = m.router_input == RouterInput::kLatent ? z : x;
   const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor logits = ops::linear(seen.to(type), w.router.to(type));
-  const auto [experts, weights, scores, cutoff] = ops::moe_router(
+  const auto [weights, experts, scores, cutoff] = ops::moe_router(
       logits, w.router_bias, m.experts_per_token, m.renormalize, m.scale, m.groups, m.topk_groups);
   Tensor u =
       ops::moe_experts(z, experts, weights, w.w1, w.w3, w.w2, config.glu_gate_beta(), config.glu_up_beta());

@@ -15,6 +15,7 @@
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/autograd_util.h"
 #include "godwit/ops/ops.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -168,12 +169,58 @@ class Attention : public torch::autograd::Function<Attention> {
   }
 };
 
+// by_sdpa() as ops: how many calls it makes depends on the values of cu_q, so where calls are recorded the
+// whole is one call, and its backward computes it again.
+Tensor plain_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+                 double scale, int64_t window) {
+  const at::NoGradGuard no_grad;
+  check_arguments(q, k, v, cu_q, cu_k, window);
+  return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
+Gradients plain_bwd(const Tensor& grad_o, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const Tensor& cu_q, const Tensor& cu_k, double scale, int64_t window) {
+  const auto d = composition_grads({q, k, v}, {grad_o}, [&](const torch::autograd::variable_list& x) {
+    return torch::autograd::variable_list{by_sdpa(x[0], x[1], x[2], cu_q, cu_k, scale, window)};
+  });
+  return {d[0].contiguous(), d[1].contiguous(), d[2].contiguous()};
+}
+
+class PlainAttention : public torch::autograd::Function<PlainAttention> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& cu_q, const Tensor& cu_k, double scale,
+                        int64_t window) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = typed_handle<decltype(plain_fwd)>("godwit::attention_plain_fwd");
+    ctx->save_for_backward({q, k, v, cu_q, cu_k});
+    ctx->saved_data["scale"] = scale;
+    ctx->saved_data["window"] = window;
+    return op.call(q, k, v, cu_q, cu_k, scale, window);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    static const auto op = typed_handle<decltype(plain_bwd)>("godwit::attention_plain_bwd");
+    const auto s = ctx->get_saved_variables();
+    const auto [d_q, d_k, d_v] =
+        op.call(grads[0], s[0], s[1], s[2], s[3], s[4], ctx->saved_data["scale"].toDouble(),
+                ctx->saved_data["window"].toInt());
+    return {d_q, d_k, d_v, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
 Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
                            const Tensor& cu_k, double scale, int64_t window) {
-  check_arguments(q, k, v, cu_q, cu_k, window);
+  if (!is_dataless(q)) check_arguments(q, k, v, cu_q, cu_k, window);
   const bool kernels = q.is_cpu() && q.scalar_type() == at::kFloat && q.size(1) > 0 && q.size(2) > 0 &&
                        v.size(2) > 0 && q.size(2) % 16 == 0 && v.size(2) % 16 == 0;
-  if (!kernels) return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+  if (!kernels) {
+    return is_observed(q) ? PlainAttention::apply(q, k, v, cu_q, cu_k, scale, window)
+                          : by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+  }
   if (needs_grad(q, k, v)) return Attention::apply(q, k, v, cu_q, cu_k, scale, window);
   static const auto op = typed_handle<Forward>("godwit::attention_fwd");
   return std::get<0>(op.call(q, k, v, cu_q, cu_k, scale, window, /*save=*/false));
@@ -190,16 +237,46 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
       "attention_bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor o, Tensor "
       "lse, "
       "float scale, int window) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "attention_plain_fwd(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float scale, int window) "
+      "-> Tensor");
+  m.def(
+      "attention_plain_bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, float "
+      "scale, int window) -> "
+      "(Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("attention", attention_composite);
 }
-Tensor attention_meta(const Tensor& q, const Tensor& /*k*/, const Tensor& v, const Tensor& /*cu_q*/,
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("attention_plain_fwd", plain_fwd);
+  m.impl("attention_plain_bwd", plain_bwd);
+}
+
+Tensor plain_fwd_meta(const Tensor& q, const Tensor& /*k*/, const Tensor& v, const Tensor& /*cu_q*/,
                       const Tensor& /*cu_k*/, double /*scale*/, int64_t /*window*/) {
-  return at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  return meta_tensor({q.sym_size(0), q.sym_size(1), v.sym_size(2)}, q);
+}
+Gradients plain_bwd_meta(const Tensor& /*grad_o*/, const Tensor& q, const Tensor& k, const Tensor& v,
+                         const Tensor& /*cu_q*/, const Tensor& /*cu_k*/, double /*scale*/,
+                         int64_t /*window*/) {
+  return {meta_like(q), meta_like(k), meta_like(v)};
+}
+std::tuple<Tensor, Tensor> fwd_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                                    const Tensor& cu_k, double scale, int64_t window, bool save) {
+  const Tensor o = plain_fwd_meta(q, k, v, cu_q, cu_k, scale, window);
+  return {o, meta_tensor({save ? q.sym_size(0) : c10::SymInt(0), q.sym_size(1)}, q)};
+}
+Gradients bwd_meta(const Tensor& /*grad_o*/, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const Tensor& /*cu_q*/, const Tensor& /*cu_k*/, const Tensor& /*o*/, const Tensor& /*lse*/,
+                   double /*scale*/, int64_t /*window*/) {
+  return {meta_like(q), meta_like(k), meta_like(v)};
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("attention", attention_meta);
+  m.impl("attention_plain_fwd", plain_fwd_meta);
+  m.impl("attention_plain_bwd", plain_bwd_meta);
+  m.impl("attention_fwd", fwd_meta);
+  m.impl("attention_bwd", bwd_meta);
 }
 
 }  // namespace

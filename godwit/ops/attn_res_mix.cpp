@@ -11,6 +11,7 @@
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/attn_res_mix_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -83,7 +84,15 @@ std::tuple<std::vector<Tensor>, Tensor, Tensor> bwd_cpu(const Tensor& d_out, at:
 
 Tensor fwd_meta(at::TensorList sources, const Tensor& /*norm_weight*/, const Tensor& /*query*/,
                 double /*eps*/) {
-  return at::empty_like(sources[0]);
+  return meta_like(sources[0]);
+}
+
+std::tuple<std::vector<Tensor>, Tensor, Tensor> bwd_meta(const Tensor& /*d_out*/, at::TensorList sources,
+                                                         const Tensor& norm_weight, const Tensor& query,
+                                                         double /*eps*/) {
+  std::vector<Tensor> d_sources;
+  for (const Tensor& source : sources) d_sources.push_back(meta_like(source));
+  return {d_sources, meta_like(norm_weight), meta_like(query)};
 }
 
 using Fwd = decltype(fwd_cpu);
@@ -124,7 +133,7 @@ bool any_needs_grad(at::TensorList sources) {
 }
 
 Tensor mix_composite(at::TensorList sources, const Tensor& norm_weight, const Tensor& query, double eps) {
-  check_arguments(sources, norm_weight, query);
+  if (sources.empty() || !is_dataless(sources[0])) check_arguments(sources, norm_weight, query);
   static const auto op = typed_op<Fwd>("godwit::attn_res_mix_fwd");
   if (!has_kernel(op, sources[0])) return ref::attn_res_mix(sources, norm_weight, query, eps);
   if (needs_grad(norm_weight, query) || any_needs_grad(sources))
@@ -148,6 +157,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("attn_res_mix_fwd", fwd_meta);
+  m.impl("attn_res_mix_bwd", bwd_meta);
 }
 
 }  // namespace

@@ -8,11 +8,13 @@
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/glu_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
 
 void check_arguments(const Tensor& g, const Tensor& u, double beta_gate, double beta_up) {
+  if (is_dataless(g)) return;
   check_float({"glu", "g", g}, g.dim());
   check_like({"glu", "u", u}, {"glu", "g", g});
   check_shape({"glu", "u", u}, g.sizes());
@@ -43,7 +45,12 @@ std::tuple<Tensor, Tensor> bwd_cpu(const Tensor& d_out, const Tensor& g, const T
 }
 
 Tensor fwd_meta(const Tensor& g, const Tensor& /*u*/, double /*beta_gate*/, double /*beta_up*/) {
-  return at::empty_like(g);
+  return meta_like(g);
+}
+
+std::tuple<Tensor, Tensor> bwd_meta(const Tensor& /*d_out*/, const Tensor& g, const Tensor& u,
+                                    double /*beta_gate*/, double /*beta_up*/) {
+  return {meta_like(g), meta_like(u)};
 }
 
 using Fwd = decltype(fwd_cpu);
@@ -95,6 +102,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("glu_fwd", fwd_meta);
+  m.impl("glu_bwd", bwd_meta);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "godwit/ops/checks.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/kda_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -74,6 +75,7 @@ void check_state(const char* op, const char* name, const KdaArgs& x, const Tenso
 }
 
 void check_chunk(const KdaArgs& x) {
+  if (is_dataless(x.q)) return;
   check_tokens("kda_chunk", x);
   const int64_t n = check_cu_seqlens("kda_chunk", "cu_seqlens", x.cu_seqlens, x.q.size(0));
   if (x.initial_state.has_value()) check_state("kda_chunk", "initial_state", x, *x.initial_state, n);
@@ -99,7 +101,8 @@ class KdaChunk : public torch::autograd::Function<KdaChunk> {
                                double gate_bound, const optional<Tensor>& initial_state,
                                const Tensor& cu_seqlens) {
     auto [o, final_state, saved] =
-        call_forward({q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens}, /*save=*/true);
+        call_forward({q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens},
+                     /*save=*/!is_observed(q));
     variable_list keep = {q, k, v, z, A_log, dt_bias, b, or_undefined(initial_state), cu_seqlens};
     keep.insert(keep.end(), saved.begin(), saved.end());
     ctx->save_for_backward(keep);
@@ -140,11 +143,23 @@ ChunkResult chunk_checked(const Tensor& q, const Tensor& k, const Tensor& v, con
 
 ForwardResult forward_meta(const Tensor& q, const Tensor&, const Tensor& v, const Tensor&, const Tensor&,
                            const Tensor&, const Tensor&, double, const optional<Tensor>&,
-                           const Tensor& cu_seqlens, bool) {
+                           const Tensor& cu_seqlens, bool save) {
+  TORCH_CHECK(!save, "kda_chunk_fwd: what the forward keeps has no shape before it runs");
   const auto state_type = v.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {at::empty(v.sizes(), v.options()),
-          at::empty({cu_seqlens.size(0) - 1, q.size(1), q.size(2), v.size(2)}, v.options().dtype(state_type)),
-          {}};
+  return {
+      meta_like(v),
+      meta_tensor({cu_seqlens.sym_size(0) - 1, q.sym_size(1), q.sym_size(2), v.sym_size(2)}, v, state_type),
+      {}};
+}
+
+BackwardResult backward_meta(const optional<Tensor>&, const optional<Tensor>&, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
+                             const Tensor& dt_bias, const Tensor& b, double,
+                             const optional<Tensor>& initial_state, const Tensor&, at::TensorList) {
+  return {meta_like(q),     meta_like(k),
+          meta_like(v),     meta_like(z),
+          meta_like(A_log), meta_like(dt_bias),
+          meta_like(b),     initial_state.has_value() ? meta_like(*initial_state) : Tensor()};
 }
 
 ForwardResult forward_composition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
@@ -179,6 +194,7 @@ void check_slots(const Tensor& slots, int64_t rows, int64_t states) {
   check_sizes("kda_step", "slots", slots, {rows});
   check_dtype("kda_step", "slots", slots, at::kLong);
   check_device("kda_step", "slots", slots, at::kCPU);
+  if (is_dataless(slots)) return;
   const Tensor dense = slots.contiguous();
   const auto* slot = dense.const_data_ptr<int64_t>();
   std::vector<bool> taken(states);
@@ -261,6 +277,7 @@ TORCH_LIBRARY_IMPL(godwit, Autograd, m) {
 
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("kda_chunk_fwd", forward_meta);
+  m.impl("kda_chunk_bwd", backward_meta);
   m.impl("kda_step_fwd", step_meta);
 }
 

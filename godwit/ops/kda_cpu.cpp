@@ -115,6 +115,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
     return {grads[0], grads[1], grads[2], grads[3], grads[4], grads[5], grads[6], grads[7]};
   }
   const at::NoGradGuard no_grad;
+  if (saved.empty()) {  // a recorded forward keeps nothing (traced.h)
+    const auto again = std::get<2>(
+        forward_cpu(q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens, /*save=*/true));
+    return backward_cpu(grad_o, grad_final_state, q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state,
+                        cu_seqlens, again);
+  }
   TORCH_CHECK(saved.size() == 2,
               "kda_chunk_bwd: saved: expected the 2 tensors of kda_chunk_fwd with save, got ", saved.size());
   const Inputs in(args);

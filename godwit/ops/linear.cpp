@@ -9,6 +9,7 @@
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/quantized_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 constexpr const char* kOp = "linear";
 
 void check_arguments(const Tensor& x, const Tensor& weight) {
+  if (is_dataless(x)) return;
   check_float({kOp, "x", x}, x.dim());
   check_float({kOp, "weight", weight}, 2);
   check_like({kOp, "weight", weight}, {kOp, "x", x});
@@ -66,7 +68,14 @@ std::tuple<Tensor, Tensor> bwd_cpu(const Tensor& d_out, const Tensor& x, const T
 }
 
 Tensor fwd_meta(const Tensor& x, const Tensor& weight) {
-  return at::empty(output_sizes(x, weight), x.options());
+  auto sizes = x.sym_sizes().vec();
+  sizes.back() = weight.sym_size(0);
+  return meta_tensor(sizes, x);
+}
+
+std::tuple<Tensor, Tensor> bwd_meta(const Tensor& /*d_out*/, const Tensor& x, const Tensor& weight,
+                                    std::array<bool, 2> wanted) {
+  return {meta_gradient(x, wanted[0]), meta_gradient(weight, wanted[1])};
 }
 
 Tensor heads_meta(const Tensor& x, const Tensor& weight) {
@@ -195,6 +204,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("linear_fwd", fwd_meta);
   m.impl("linear_heads_fwd", heads_meta);
+  m.impl("linear_bwd", bwd_meta);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -160,18 +161,38 @@ Losses losses(const Tensor& x, const Tensor& head, const Tensor& targets, const 
                : losses_composed(x, head, targets, weights, want_x, want_head);
 }
 
+// losses() as an op, so that a recorded call is one call.
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Results fwd_losses(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights,
+                   bool want_x, bool want_head) {
+  const at::NoGradGuard no_grad;
+  check_arguments(x, head, targets, weights);
+  const Losses r = losses(x, head, targets, weights, want_x, want_head);
+  return {r.loss, r.nll, r.d_x, r.d_head};
+}
+
+Results fwd_meta(const Tensor& x, const Tensor& head, const Tensor& /*targets*/, const Tensor& /*weights*/,
+                 bool want_x, bool want_head) {
+  const auto work = work_type(x);
+  return {meta_tensor({}, x, work), meta_tensor({x.sym_size(0)}, x, work),
+          want_x ? meta_like(x, work) : Tensor(), want_head ? meta_like(head, work) : Tensor()};
+}
+
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
                                                 const Tensor& head, const Tensor& targets,
                                                 const Tensor& weights) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Losses r = losses(x, head, targets, weights, x.requires_grad(), head.requires_grad());
-    ctx->save_for_backward({r.d_x, r.d_head, weights.requires_grad() ? r.nll : Tensor()});
+    static const auto op = typed_op<decltype(fwd_losses)>("godwit::linear_cross_entropy_fwd");
+    const auto [loss, nll, d_x, d_head] =
+        op.call(x, head, targets, weights, x.requires_grad(), head.requires_grad());
+    ctx->save_for_backward({d_x, d_head, weights.requires_grad() ? nll : Tensor()});
     ctx->saved_data["x_type"] = x.scalar_type();
     ctx->saved_data["weight_type"] = weights.scalar_type();
-    ctx->mark_non_differentiable({r.nll});
-    return {r.loss, r.nll};
+    ctx->mark_non_differentiable({nll});
+    return {loss, nll};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -187,32 +208,33 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 std::tuple<Tensor, Tensor> cross_entropy_composite(const Tensor& x, const Tensor& head, const Tensor& targets,
                                                    const Tensor& weights) {
-  check_arguments(x, head, targets, weights);
   const bool wanted = x.requires_grad() || head.requires_grad() || weights.requires_grad();
   if (at::GradMode::is_enabled() && wanted) {
     const auto out = CrossEntropy::apply(x, head, targets, weights);
     return {out[0], out[1]};
   }
-  const Losses r = losses(x, head, targets, weights, /*want_x=*/false, /*want_head=*/false);
-  return {r.loss, r.nll};
-}
-
-std::tuple<Tensor, Tensor> cross_entropy_meta(const Tensor& x, const Tensor& /*head*/,
-                                              const Tensor& /*targets*/, const Tensor& /*weights*/) {
-  const auto options = x.options().dtype(work_type(x));
-  return {at::empty({}, options), at::empty({x.size(0)}, options)};
+  static const auto op = typed_op<decltype(fwd_losses)>("godwit::linear_cross_entropy_fwd");
+  const auto r = op.call(x, head, targets, weights, /*want_x=*/false, /*want_head=*/false);
+  return {std::get<0>(r), std::get<1>(r)};
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def(
       "linear_cross_entropy(Tensor x, Tensor head, Tensor targets, Tensor weights) -> (Tensor loss, Tensor "
       "nll)");
+  m.def(
+      "linear_cross_entropy_fwd(Tensor x, Tensor head, Tensor targets, Tensor weights, bool want_x, bool "
+      "want_head) -> "
+      "(Tensor loss, Tensor nll, Tensor d_x, Tensor d_head)");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear_cross_entropy", cross_entropy_composite);
 }
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("linear_cross_entropy_fwd", fwd_losses);
+}
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("linear_cross_entropy", cross_entropy_meta);
+  m.impl("linear_cross_entropy_fwd", fwd_meta);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "godwit/ops/checks.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/mla_decode_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -51,7 +52,7 @@ void check_arguments(const MlaDecodeArgs& x) {
   TORCH_CHECK(x.rank >= 1 && x.rank <= x.q.size(2), kOp, ": rank: expected 1 to ", x.q.size(2), ", got ",
               x.rank);
   TORCH_CHECK(x.window >= 0, kOp, ": window: expected 0 (none) or positive, got ", x.window);
-  check_rows(x);
+  if (!is_dataless(x.table)) check_rows(x);
 }
 
 Tensor fwd_composition(const Tensor& q, const Tensor& pages, const Tensor& table, const Tensor& lengths,
@@ -92,7 +93,7 @@ Tensor fwd_cpu(const Tensor& q, const Tensor& pages, const Tensor& table, const 
 
 Tensor fwd_meta(const Tensor& q, const Tensor& /*pages*/, const Tensor& /*table*/, const Tensor& /*lengths*/,
                 int64_t rank, double /*scale*/, int64_t /*window*/) {
-  return at::empty({q.size(0), q.size(1), rank}, q.options());
+  return meta_tensor({q.sym_size(0), q.sym_size(1), rank}, q);
 }
 
 Tensor decode_checked(const Tensor& q, const Tensor& pages, const Tensor& table, const Tensor& lengths,

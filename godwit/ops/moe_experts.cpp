@@ -1,6 +1,7 @@
 // moe_experts: checks, autograd and dispatch. The backward needs G = W1 z and U = W3 z of every row; whether
 // the forward keeps them or the backward computes them again: see keep_products.
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -9,6 +10,7 @@
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_experts_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -76,12 +78,17 @@ struct Weights {
 std::tuple<Tensor, Tensor> fwd_cpu(const Tensor& z, const Tensor& experts, const Tensor& weights,
                                    const Tensor& w1, const Tensor& w3, const Tensor& w2, double beta_gate,
                                    double beta_up, bool keep) {
+  if (z.scalar_type() == at::kDouble) {
+    return {ref::moe_experts(z, experts, weights, w1, w3, w2, beta_gate, beta_up),
+            at::empty({0}, z.options())};
+  }
   const auto shape = shape_of(z, experts, w1, beta_gate, beta_up);
   const Tensor choices = experts.contiguous(), x = as_float(z), p = as_float(weights);
   const auto plan = plan_of(choices, shape.experts);
   const Weights w(w1, w3, w2);
   Tensor out = at::empty(x.sizes(), x.options());
-  Tensor saved = at::empty({keep ? plan.rows : 0, 2, kernels::moe_padded(shape.inner)}, x.options());
+  Tensor saved = keep ? at::empty({plan.rows, 2, kernels::moe_padded(shape.inner)}, x.options())
+                      : at::empty({0}, x.options());
   kernels::moe_experts_fwd({.shape = shape,
                             .w = w.view(),
                             .z = x.const_data_ptr<float>(),
@@ -92,6 +99,16 @@ std::tuple<Tensor, Tensor> fwd_cpu(const Tensor& z, const Tensor& experts, const
   return {out.to(z.scalar_type()), saved};
 }
 
+// Of z, weights, w1, w3, w2 in fp64, by autograd on the plain composition.
+torch::autograd::variable_list plain_gradients(const Tensor& d_out, torch::autograd::variable_list leaves,
+                                               const Tensor& experts, double beta_gate, double beta_up) {
+  const at::AutoGradMode with_grad(true);
+  for (Tensor& leaf : leaves) leaf = leaf.detach().requires_grad_(true);
+  const Tensor out =
+      ref::moe_experts(leaves[0], experts, leaves[1], leaves[2], leaves[3], leaves[4], beta_gate, beta_up);
+  return torch::autograd::grad({out}, leaves, {d_out});
+}
+
 // wanted: gradients for z, weights, and w1, w3, w2 together.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bwd_cpu(const Tensor& d_out, const Tensor& saved,
                                                            const Tensor& z, const Tensor& experts,
@@ -99,6 +116,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bwd_cpu(const Tensor& d_out, 
                                                            const Tensor& w3, const Tensor& w2,
                                                            double beta_gate, double beta_up,
                                                            std::array<bool, 3> wanted) {
+  if (z.scalar_type() == at::kDouble) {
+    const auto g = plain_gradients(d_out, {z, weights, w1, w3, w2}, experts, beta_gate, beta_up);
+    const auto if_wanted = [&](size_t i, bool want) { return want ? g[i] : Tensor(); };
+    return {if_wanted(0, wanted[0]), if_wanted(1, wanted[1]), if_wanted(2, wanted[2]),
+            if_wanted(3, wanted[2]), if_wanted(4, wanted[2])};
+  }
   const auto shape = shape_of(z, experts, w1, beta_gate, beta_up);
   const Tensor choices = experts.contiguous(), x = as_float(z), p = as_float(weights), d = as_float(d_out);
   const auto plan = plan_of(choices, shape.experts);
@@ -130,8 +153,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bwd_cpu(const Tensor& d_out, 
 
 std::tuple<Tensor, Tensor> fwd_meta(const Tensor& z, const Tensor& /*experts*/, const Tensor& /*weights*/,
                                     const Tensor& /*w1*/, const Tensor& /*w3*/, const Tensor& /*w2*/,
-                                    double /*beta_gate*/, double /*beta_up*/, bool /*keep*/) {
-  return {at::empty_like(z), at::empty({0}, z.options())};
+                                    double /*beta_gate*/, double /*beta_up*/, bool keep) {
+  TORCH_CHECK(!keep, kOp, ": what the forward keeps has no shape before it runs");
+  return {meta_like(z), meta_tensor({0}, z, work_type(z))};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bwd_meta(const Tensor& /*d_out*/, const Tensor& /*saved*/,
+                                                            const Tensor& z, const Tensor& /*experts*/,
+                                                            const Tensor& weights, const Tensor& w1,
+                                                            const Tensor& w3, const Tensor& w2,
+                                                            double /*beta_gate*/, double /*beta_up*/,
+                                                            std::array<bool, 3> wanted) {
+  return {meta_gradient(z, wanted[0]), meta_gradient(weights, wanted[1]), meta_gradient(w1, wanted[2]),
+          meta_gradient(w3, wanted[2]), meta_gradient(w2, wanted[2])};
 }
 
 using Fwd = decltype(fwd_cpu);
@@ -140,6 +174,7 @@ using Bwd = decltype(bwd_cpu);
 // Keeping the products costs 8 I bytes a row and saves a tenth of the time of forward and backward together;
 // beyond this size the memory is worth more.
 bool keep_products(const Tensor& experts, const Tensor& w1) {
+  if (is_observed(experts)) return false;
   constexpr int64_t kMostBytes = int64_t{256} << 20;
   return experts.numel() * 2 * kernels::moe_padded(w1.size(1)) * int64_t{sizeof(float)} <= kMostBytes;
 }
@@ -174,9 +209,10 @@ class Experts : public torch::autograd::Function<Experts> {
 
 Tensor experts_composite(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
                          const Tensor& w3, const Tensor& w2, double beta_gate, double beta_up) {
-  check_arguments(z, experts, weights, w1, w3, w2);
+  if (!is_dataless(z)) check_arguments(z, experts, weights, w1, w3, w2);
   static const auto op = typed_op<Fwd>("godwit::moe_experts_fwd");
-  if (!has_kernel(op, z)) return ref::moe_experts(z, experts, weights, w1, w3, w2, beta_gate, beta_up);
+  if (!has_kernel(op, z) && !is_observed(z))
+    return ref::moe_experts(z, experts, weights, w1, w3, w2, beta_gate, beta_up);
   if (needs_grad(z, weights, w1, w3, w2)) {
     return Experts::apply(z, experts, weights, w1, w3, w2, beta_gate, beta_up);
   }
@@ -208,6 +244,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("moe_experts_fwd", fwd_meta);
+  m.impl("moe_experts_bwd", bwd_meta);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_router_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -35,9 +36,9 @@ void check_arguments(const Tensor& logits, const Tensor& bias, int64_t k, int64_
 using Routes = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Routes empty_routes(const Tensor& logits, int64_t k) {
-  const int64_t tokens = logits.size(0);
-  return {at::empty({tokens, k}, logits.options().dtype(at::kInt)), at::empty({tokens, k}, logits.options()),
-          at::empty(logits.sizes(), logits.options()), at::empty({tokens}, logits.options())};
+  const c10::SymInt tokens = logits.sym_size(0);
+  return {meta_tensor({tokens, k}, logits, at::kInt), meta_tensor({tokens, k}, logits), meta_like(logits),
+          meta_tensor({tokens}, logits)};
 }
 
 Routes fwd_cpu(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
@@ -79,6 +80,11 @@ Routes fwd_meta(const Tensor& logits, const Tensor& /*bias*/, int64_t k, bool /*
   return empty_routes(logits, k);
 }
 
+Tensor bwd_meta(const Tensor& /*d_weights*/, const Tensor& scores, const Tensor& /*experts*/,
+                bool /*renormalize*/, double /*scale*/) {
+  return meta_like(scores);
+}
+
 using Fwd = decltype(fwd_cpu);
 using Bwd = decltype(bwd_cpu);
 
@@ -110,22 +116,31 @@ class Router : public torch::autograd::Function<Router> {
 
 Routes router_composite(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
                         int64_t groups, int64_t topk_groups) {
-  check_arguments(logits, bias, k, groups, topk_groups);
+  if (!is_dataless(logits)) check_arguments(logits, bias, k, groups, topk_groups);
   static const auto op = typed_op<Fwd>("godwit::moe_router_fwd");
-  if (!has_kernel(op, logits))
+  const auto weights_first = [](const Routes& r) {
+    return Routes{std::get<1>(r), std::get<0>(r), std::get<2>(r), std::get<3>(r)};
+  };
+  if (!has_kernel(op, logits)) {
     return ref::moe_router(logits, bias, k, renormalize, scale, groups, topk_groups);
+  }
   const Tensor detached = bias.detach();
-  if (!needs_grad(logits)) return op.call(logits, detached, k, renormalize, scale, groups, topk_groups);
+  if (!needs_grad(logits)) {
+    return weights_first(op.call(logits, detached, k, renormalize, scale, groups, topk_groups));
+  }
   const auto out = Router::apply(logits, detached, k, renormalize, scale, groups, topk_groups);
-  return {out[0], out[1], out[2], out[3]};
+  return {out[1], out[0], out[2], out[3]};
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
-  constexpr const char* kArguments =
-      "(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int topk_groups) -> "
-      "(Tensor experts, Tensor weights, Tensor scores, Tensor cutoff)";
-  m.def((std::string("moe_router") + kArguments).c_str());
-  m.def((std::string("moe_router_fwd") + kArguments).c_str());
+  m.def(
+      "moe_router(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int "
+      "topk_groups) -> "
+      "(Tensor weights, Tensor experts, Tensor scores, Tensor cutoff)");
+  m.def(
+      "moe_router_fwd(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int "
+      "topk_groups) -> "
+      "(Tensor experts, Tensor weights, Tensor scores, Tensor cutoff)");
   m.def(
       "moe_router_bwd(Tensor d_weights, Tensor scores, Tensor experts, bool renormalize, float scale) -> "
       "Tensor");
@@ -139,6 +154,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("moe_router_fwd", fwd_meta);
+  m.impl("moe_router_bwd", bwd_meta);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Newton-Schulz for Muon: our kernel for many small fp32 matrices on the CPU, batched GEMMs for everything
 // else.
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
@@ -22,6 +23,8 @@ void by_bmm(Tensor& batch, int64_t steps) {
   batch.copy_(x);
 }
 
+void meta(Tensor& /*batch*/, int64_t /*steps*/) {}
+
 }  // namespace
 
 void newton_schulz_(Tensor& batch, int64_t steps) {
@@ -39,6 +42,17 @@ void newton_schulz_(Tensor& batch, int64_t steps) {
     return;
   }
   by_bmm(batch, steps);
+}
+
+// Called from C++ directly: Muon runs it inside a parallel_for.
+TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def("newton_schulz_(Tensor(a!) batch, int steps) -> ()");
+}
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("newton_schulz_", newton_schulz_);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("newton_schulz_", meta);
 }
 
 }  // namespace godwit::ops

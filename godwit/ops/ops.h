@@ -93,8 +93,8 @@ Tensor attn_res_mix(const std::vector<Tensor>& sources, const Tensor& norm_weigh
 // Router: scores s = sigmoid(logits), logits [T, E] fp32; experts = top-k of s + bias (bias [E] fp32, no
 // gradient; ties to the lower index); weights p_i = s_i / (sum of the k chosen s + 1e-20) if renormalize (and
 // k > 1), times scale. groups > 1: a group's score is the sum of its two largest biased scores, only the best
-// topk_groups groups are chosen from. Returns experts [T, k] int32 (best first), weights [T, k] fp32
-// (differentiable in logits), scores [T, E] fp32 (detached), cutoff [T] fp32: the (k+1)-th biased score (-inf
+// topk_groups groups are chosen from. Returns weights [T, k] fp32 (differentiable in logits), experts
+// [T, k] int32 (best first), scores [T, E] fp32 (detached), cutoff [T] fp32: the (k+1)-th biased score (-inf
 // if k = E).
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k,
                                                       bool renormalize, double scale, int64_t groups,

@@ -7,6 +7,7 @@
 #include "godwit/ops/checks.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/short_conv_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -24,6 +25,7 @@ using BackwardSignature = BackwardResult(const optional<Tensor>&, const optional
 
 void check_arguments(const Tensor& x, const Tensor& weight, const optional<Tensor>& initial_state,
                      const Tensor& cu_seqlens) {
+  if (is_dataless(x)) return;
   const char* op = "short_conv";
   check_sizes(op, "x", x, {-1, -1});
   check_floating(op, "x", x);
@@ -79,8 +81,14 @@ ForwardResult short_conv_checked(const Tensor& x, const Tensor& weight, const op
 ForwardResult forward_meta(const Tensor& x, const Tensor& weight, const optional<Tensor>& initial_state,
                            const Tensor& cu_seqlens) {
   const auto type = initial_state.has_value() ? initial_state->scalar_type() : x.scalar_type();
-  return {at::empty(x.sizes(), x.options()),
-          at::empty({cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, x.options().dtype(type))};
+  return {meta_like(x),
+          meta_tensor({cu_seqlens.sym_size(0) - 1, x.sym_size(1), weight.sym_size(1) - 1}, x, type)};
+}
+
+BackwardResult backward_meta(const optional<Tensor>& /*grad_y*/, const optional<Tensor>& /*grad_state*/,
+                             const Tensor& x, const Tensor& weight, const optional<Tensor>& initial_state,
+                             const Tensor& /*cu_seqlens*/) {
+  return {meta_like(x), meta_like(weight), initial_state.has_value() ? meta_like(*initial_state) : Tensor()};
 }
 
 ForwardResult forward_composition(const Tensor& x, const Tensor& weight,
@@ -125,6 +133,7 @@ TORCH_LIBRARY_IMPL(godwit, Autograd, m) {
 
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("short_conv_fwd", forward_meta);
+  m.impl("short_conv_bwd", backward_meta);
 }
 
 }  // namespace godwit::ops

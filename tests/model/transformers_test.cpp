@@ -1,10 +1,11 @@
-// Against an independent implementation: a small Kimi-Linear model that transformers saved, and its logits
+// Against an independent implementation: small Kimi-Linear models that transformers saved, and their logits
 // (python/make_kimi_linear_fixture.py). Checks loading, KDA with softplus decay, MLA, router and experts at
-// once.
+// once, whole and in pieces; and that what we save has the names, shapes and types that transformers writes.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/file.h"
@@ -17,25 +18,85 @@
 namespace godwit {
 namespace {
 
-const std::string kFixture = GODWIT_FIXTURES "/kimi_linear";
+class Transformers : public ::testing::TestWithParam<const char*> {
+ protected:
+  Transformers()
+      : directory_(std::string(GODWIT_FIXTURES "/") + GetParam()), config_(load_model_config(directory_)) {
+    ids_ = nlohmann::json::parse(read_file(directory_ + "/ids.json")).get<std::vector<int64_t>>();
+    for (const auto& [name, tensor] : io::load_tensors(directory_ + "/logits.safetensors")) {
+      expected_.emplace(name, tensor);
+    }
+  }
 
-TEST(Transformers, KimiLinearLogits) {
-  const at::NoGradGuard no_grad;
-  const ModelConfig config = load_model_config(kFixture);
-  ModelWeights weights = load_weights(config, kFixture, at::kCPU, at::kFloat);
-  const auto ids = nlohmann::json::parse(read_file(kFixture + "/ids.json")).get<std::vector<int64_t>>();
-  const auto tokens = static_cast<int64_t>(ids.size());
-  const at::Tensor expected = io::load_tensors(kFixture + "/logits.safetensors").at(0).second;
-  const PackedBatch batch{.ids = at::tensor(ids, at::kLong), .cu_seqlens = make_cu_seqlens({tokens})};
-  EXPECT_TRUE(test::close(forward_logits(config, weights, batch), expected, test::kFp32Chain));
+  // In pieces of these sizes on a carried state; all at once without.
+  at::Tensor logits(const ModelWeights& weights, const std::vector<int64_t>& pieces) const {
+    const at::Tensor all = at::tensor(ids_, at::kLong);
+    if (pieces.empty()) {
+      return forward_logits(config_, weights, {.ids = all, .cu_seqlens = make_cu_seqlens({all.size(0)})});
+    }
+    ModelState state = make_state(config_, 1, at::kCPU, weights.embed.scalar_type());
+    std::vector<at::Tensor> out;
+    int64_t begin = 0;
+    for (const int64_t n : pieces) {
+      out.push_back(forward_logits(
+          config_, weights, {.ids = all.narrow(0, begin, n), .cu_seqlens = make_cu_seqlens({n})}, &state));
+      begin += n;
+    }
+    return at::cat(out);
+  }
 
-  // Written and read by us, it is the same model.
-  const testing::ScratchDir dir;
-  save_weights(config, weights, dir.path());
-  const ModelConfig again = load_model_config(dir.path());
-  const ModelWeights copy = load_weights(again, dir.path(), at::kCPU, at::kFloat);
-  EXPECT_TRUE(test::close(forward_logits(again, copy, batch), expected, test::kFp32Chain));
+  const at::NoGradGuard no_grad_;
+  std::string directory_;
+  ModelConfig config_;
+  std::vector<int64_t> ids_;  // 70
+  std::map<std::string, at::Tensor> expected_;
+};
+
+TEST_P(Transformers, Logits) {
+  const ModelWeights weights = load_weights(config_, directory_, at::kCPU, at::kFloat);
+  const at::Tensor& expected = expected_.at("logits");
+  EXPECT_TRUE(test::close(logits(weights, {}), expected, test::kFp32Transformers));
+  EXPECT_TRUE(test::close(logits(weights, {64, 6}), expected, test::kFp32Transformers)) << "chunked prefill";
+  EXPECT_TRUE(test::close(logits(weights, {1, 15, 17, 37}), expected, test::kFp32Transformers));
+  std::vector<int64_t> steps(ids_.size(), 1);
+  EXPECT_TRUE(test::close(logits(weights, steps), expected, test::kFp32Transformers)) << "step by step";
 }
+
+// bf16 is judged by its distance from fp32: ours may not be longer than that of transformers' own bf16, whole
+// or step by step.
+TEST_P(Transformers, Bf16IsAsNearAsTheirs) {
+  const ModelWeights weights = load_weights(config_, directory_, at::kCPU, at::kBFloat16);
+  const at::Tensor& exact = expected_.at("logits");
+  const auto distance = [&](const at::Tensor& x) {
+    return ((x.to(at::kFloat) - exact).norm() / exact.norm()).item<double>();
+  };
+  const double theirs = std::max(distance(expected_.at("bf16_whole")), distance(expected_.at("bf16_steps")));
+  EXPECT_LE(distance(logits(weights, {})), theirs);
+  EXPECT_LE(distance(logits(weights, std::vector<int64_t>(ids_.size(), 1))), theirs);
+}
+
+TEST_P(Transformers, SavedAsTheySave) {
+  ModelWeights weights = load_weights(config_, directory_, at::kCPU, at::kFloat);
+  const testing::ScratchDir dir;
+  save_weights(config_, weights, dir.path());
+  const auto listing = [](const std::string& directory) {
+    std::map<std::string, std::pair<at::ScalarType, std::vector<int64_t>>> out;
+    for (const auto& [name, tensor] : io::load_tensors(directory + "/model.safetensors")) {
+      out.emplace(name, std::pair(tensor.scalar_type(), tensor.sizes().vec()));
+    }
+    return out;
+  };
+  EXPECT_EQ(listing(dir.path()), listing(directory_));
+
+  // Read again it is the same model.
+  const ModelConfig again = load_model_config(dir.path());
+  EXPECT_EQ(to_json(again), to_json(config_));
+  const ModelWeights copy = load_weights(again, dir.path(), at::kCPU, at::kFloat);
+  EXPECT_TRUE(test::bit_equal(logits(copy, {}), logits(weights, {})));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Transformers, ::testing::Values("kimi_linear", "kimi_linear_groups"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace godwit

@@ -32,10 +32,10 @@ auto route_ref(const Form& f, const Tensor& logits, const Tensor& bias) {
 // The choice is discrete: the oracle ranks the op's own scores, so that rounding of the sigmoid cannot flip
 // it.
 void check_routes(const Form& f, const Tensor& logits, const Tensor& bias) {
-  const auto [experts, weights, scores, cutoff] = route(f, logits, bias);
+  const auto [weights, experts, scores, cutoff] = route(f, logits, bias);
   EXPECT_TRUE(test::close(scores, at::sigmoid(logits.to(at::kDouble)), test::kFp32));
   const Tensor exact_logits = at::logit(scores.to(at::kDouble));
-  const auto [experts64, weights64, scores64, cutoff64] = route_ref(f, exact_logits, bias.to(at::kDouble));
+  const auto [weights64, experts64, scores64, cutoff64] = route_ref(f, exact_logits, bias.to(at::kDouble));
   const Tensor gap =
       cutoff64 -
       (scores.to(at::kDouble) + bias.to(at::kDouble)).gather(1, experts64.to(at::kLong)).select(1, f.k - 1);
@@ -47,7 +47,7 @@ void check_routes(const Form& f, const Tensor& logits, const Tensor& bias) {
     EXPECT_TRUE(at::isneginf(cutoff).all().item<bool>());
   }
   const Tensor projection = at::randn(weights.sizes());
-  const auto weights_of = [&](auto&& routes) { return std::get<1>(routes); };
+  const auto weights_of = [&](auto&& routes) { return std::get<0>(routes); };
   const auto got =
       test::gradients([&](const auto& x) { return weights_of(route(f, x[0], bias)); }, {logits}, projection);
   const auto expected =
@@ -74,7 +74,7 @@ TEST(MoeRouter, MatchesOracle) {
 }
 
 TEST(MoeRouter, NoTokens) {
-  const auto [experts, weights, scores, cutoff] = route({}, at::empty({0, 896}), at::zeros({896}));
+  const auto [weights, experts, scores, cutoff] = route({}, at::empty({0, 896}), at::zeros({896}));
   EXPECT_EQ(experts.sizes(), (std::vector<int64_t>{0, 16}));
   EXPECT_EQ(cutoff.sizes(), (std::vector<int64_t>{0}));
 }
@@ -94,13 +94,13 @@ TEST(MoeRouter, TiesGoToTheLowerIndex) {
   for (const int64_t experts : {5, 64, 896}) {
     const Form f{.experts = experts, .k = 3};
     const auto same = route(f, at::zeros({2, experts}), at::zeros({experts}));
-    EXPECT_TRUE(test::bit_equal(std::get<0>(same)[1], at::tensor({0, 1, 2}, at::kInt)));
+    EXPECT_TRUE(test::bit_equal(std::get<1>(same)[1], at::tensor({0, 1, 2}, at::kInt)));
     Tensor logits = at::full({1, experts}, -1.0);
     logits[0][experts - 1] = 0.5;
     logits[0][experts - 3] = 0.5;
     const auto pair = route(f, logits, at::zeros({experts}));
     const auto last = static_cast<int>(experts);
-    EXPECT_TRUE(test::bit_equal(std::get<0>(pair)[0], at::tensor({last - 3, last - 1, 0}, at::kInt)));
+    EXPECT_TRUE(test::bit_equal(std::get<1>(pair)[0], at::tensor({last - 3, last - 1, 0}, at::kInt)));
   }
   at::manual_seed(3);  // few distinct values, many ties
   check_routes({}, at::randint(-2, 3, {65, 896}, at::kFloat) * 0.5,
@@ -114,7 +114,7 @@ TEST(MoeRouter, BiasOnlyChooses) {
   const Tensor logits = at::randn({17, 32});
   Tensor bias = at::zeros({32});
   bias[7] = 10;
-  const auto [experts, weights, scores, cutoff] = route(f, logits, bias);
+  const auto [weights, experts, scores, cutoff] = route(f, logits, bias);
   EXPECT_TRUE(experts.select(1, 0).eq(7).all().item<bool>());
   const Tensor chosen = scores.gather(1, experts.to(at::kLong));
   EXPECT_TRUE(test::close(weights, chosen / chosen.sum(1, true), test::kFp32));
@@ -129,23 +129,23 @@ TEST(MoeRouter, TokensAndThreadsDoNotMatter) {
   at::set_num_threads(1);
   const auto single = route({}, logits, bias), part = route({}, logits.narrow(0, 100, 1), bias);
   at::set_num_threads(threads);
-  EXPECT_TRUE(test::bit_equal(std::get<0>(whole), std::get<0>(single)));
   EXPECT_TRUE(test::bit_equal(std::get<1>(whole), std::get<1>(single)));
-  EXPECT_TRUE(test::bit_equal(std::get<1>(whole).narrow(0, 100, 1), std::get<1>(part)));
+  EXPECT_TRUE(test::bit_equal(std::get<0>(whole), std::get<0>(single)));
+  EXPECT_TRUE(test::bit_equal(std::get<0>(whole).narrow(0, 100, 1), std::get<0>(part)));
 }
 
 TEST(MoeRouter, GradientMatchesFiniteDifference) {
   at::manual_seed(6);
   const Tensor bias = at::zeros({12}, at::kDouble);
   EXPECT_TRUE(test::matches_finite_difference(
-      [&](const auto& x) { return std::get<1>(ops::ref::moe_router(x[0], bias, 3, true, 1.5, 1, 1)); },
+      [&](const auto& x) { return std::get<0>(ops::ref::moe_router(x[0], bias, 3, true, 1.5, 1, 1)); },
       {at::randn({9, 12}, at::kDouble)}, at::randn({9, 3}, at::kDouble)));
 }
 
 TEST(MoeRouter, SurvivesNan) {
   Tensor logits = at::randn({3, 896});
   logits[1].fill_(std::numeric_limits<float>::quiet_NaN());
-  const Tensor experts = std::get<0>(route({}, logits, at::zeros({896})));
+  const Tensor experts = std::get<1>(route({}, logits, at::zeros({896})));
   EXPECT_TRUE(experts.ge(0).logical_and(experts.lt(896)).all().item<bool>());
 }
 
@@ -177,11 +177,11 @@ TEST(QuantileBalance, WorkedExample) {
           .view({8, 4});
   const Form f{.experts = 4, .k = 1};
   const auto loads = [&](const Tensor& bias) {
-    return at::bincount(std::get<0>(route(f, at::logit(scores), bias)).view({-1}), {}, 4);
+    return at::bincount(std::get<1>(route(f, at::logit(scores), bias)).view({-1}), {}, 4);
   };
   const Tensor zero = at::zeros({4});
   ASSERT_TRUE(test::bit_equal(loads(zero), at::tensor({4, 3, 1, 0}, at::kLong)));
-  const auto [experts, weights, s, cutoff] = route(f, at::logit(scores), zero);
+  const auto [weights, experts, s, cutoff] = route(f, at::logit(scores), zero);
   EXPECT_TRUE(test::bit_equal(loads(exact_bias(s, cutoff, 1)), at::tensor({2, 2, 2, 2}, at::kLong)));
 }
 
@@ -190,7 +190,7 @@ TEST(QuantileBalance, HistogramMatchesOracleAndQuantile) {
   constexpr int64_t kTokens = 3000, kExperts = 71, kSlots = 8, kBins = 1000;
   const Form f{.experts = kExperts, .k = kSlots};
   const Tensor logits = at::randn({kTokens, kExperts}) + at::randn({kExperts});
-  const auto [experts, weights, scores, cutoff] = route(f, logits, at::zeros({kExperts}));
+  const auto [weights, experts, scores, cutoff] = route(f, logits, at::zeros({kExperts}));
   const double low = -1, high = 1;
   Tensor counts = at::zeros({kExperts, kBins}, at::kLong), expected = at::zeros_like(counts);
   ops::qb_histogram(scores, cutoff, low, high, counts);
@@ -229,9 +229,9 @@ TEST(QuantileBalance, OverusedExpertLosesLoad) {
   Tensor logits = at::randn({2000, 32});
   logits.select(1, 5).add_(3);
   const auto load = [&](const Tensor& bias) {
-    return std::get<0>(route(f, logits, bias)).eq(5).sum().item<int64_t>();
+    return std::get<1>(route(f, logits, bias)).eq(5).sum().item<int64_t>();
   };
-  const auto [experts, weights, scores, cutoff] = route(f, logits, at::zeros({32}));
+  const auto [weights, experts, scores, cutoff] = route(f, logits, at::zeros({32}));
   EXPECT_GT(load(at::zeros({32})), 1500);
   EXPECT_LT(load(exact_bias(scores, cutoff, 4)), 500);
 }

@@ -23,7 +23,7 @@ struct Routing {
 };
 
 Routing route(const Tensor& logits, const Tensor& bias, int64_t k) {
-  auto [experts, weights, scores, cutoff] = ops::moe_router(logits, bias, k, true, 1.0, 1, 1);
+  auto [weights, experts, scores, cutoff] = ops::moe_router(logits, bias, k, true, 1.0, 1, 1);
   return {experts, scores, cutoff};
 }
 

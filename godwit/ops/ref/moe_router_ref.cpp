@@ -46,7 +46,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_router(const at::
                                         : at::full({logits.size(0)}, kMinusInfinity, logits.options());
   at::Tensor weights = scores.gather(1, chosen);
   if (renormalize && k > 1) weights = weights / (weights.sum(1, /*keepdim=*/true) + 1e-20);
-  return {chosen.to(at::kInt), weights * scale, scores.detach(), cutoff.detach()};
+  return {weights * scale, chosen.to(at::kInt), scores.detach(), cutoff.detach()};
 }
 
 }  // namespace godwit::ops::ref
