@@ -23,11 +23,11 @@ BASE = dict(vocab_size=48, hidden_size=24, intermediate_size=40, moe_intermediat
             linear_attn_config={"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 16, "short_conv_kernel_size": 4})
 SHAPES = {
     "kimi_linear": {},
-    # Other head counts and widths, grouped routing, two shared experts, two dense layers, a tied head; its config.json has layer_types only.
+    # Other head counts and widths, grouped routing, two shared experts, two dense layers; its config.json has layer_types only.
     "kimi_linear_groups": dict(
         hidden_size=32, num_hidden_layers=5, num_attention_heads=3, num_key_value_heads=3, kv_lora_rank=16, qk_nope_head_dim=12, v_head_dim=8,
         num_local_experts=12, num_experts_per_tok=4, n_group=4, topk_group=2, n_shared_experts=2, routed_scaling_factor=1.5, linear_num_heads=3,
-        linear_head_dim=8, linear_conv_kernel_dim=4, tie_word_embeddings=True,
+        linear_head_dim=8, linear_conv_kernel_dim=4,
         mlp_layer_types=["dense", "dense", "sparse", "sparse", "sparse"], first_k_dense_replace=2, linear_attn_config=None,
         layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]),
 }

@@ -85,6 +85,15 @@ class Reader {
     }
     return values;
   }
+  std::vector<std::string> strings(const char* key) const {
+    check(has(key) && object_.at(key).is_array(), "{}: '{}' must be a list of strings", where_, key);
+    std::vector<std::string> values;
+    for (const json& item : object_.at(key)) {
+      check(item.is_string(), "{}: '{}' must be a list of strings, found {}", where_, key, item.dump());
+      values.push_back(item.get<std::string>());
+    }
+    return values;
+  }
   // Our own objects are strict: a key that is not in `known` is an error.
   void only(const std::set<std::string>& known) const {
     for (const auto& [key, value] : object_.items())
@@ -114,6 +123,27 @@ void read_layers(const Reader& linear, ModelConfig& config) {
   }
 }
 
+// transformers' own keys, which stand alone where linear_attn_config is left out.
+void read_layer_types(const Reader& text, ModelConfig& config) {
+  if (!text.has("layer_types")) return;
+  const std::vector<std::string> types = text.strings("layer_types");
+  check(static_cast<int64_t>(types.size()) == config.layers, "{}: 'layer_types' holds {} layers, expected {}",
+        text.where(), types.size(), config.layers);
+  bool any = false;
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    const bool linear = types[layer] == "linear_attention";
+    check(linear || types[layer] == "full_attention",
+          "{}: 'layer_types' must hold \"linear_attention\" or \"full_attention\", got \"{}\"", text.where(),
+          types[layer]);
+    config.kda_layer[layer] = linear;
+    any = any || linear;
+  }
+  if (!any) return;
+  config.kda.heads = text.positive("linear_num_heads");
+  config.kda.head_dim = text.positive("linear_head_dim");
+  config.kda.conv_kernel = text.positive("linear_conv_kernel_dim", 4);
+}
+
 void read_attention(const Reader& text, ModelConfig& config) {
   MlaConfig& mla = config.mla;
   mla.heads = text.positive("num_attention_heads");
@@ -126,7 +156,7 @@ void read_attention(const Reader& text, ModelConfig& config) {
   mla.rope_theta = text.number("rope_theta", 10000.0);
   mla.rotary = !text.boolean("mla_use_nope", true);
   config.kda_layer.assign(config.layers, false);
-  if (!text.has("linear_attn_config")) return;
+  if (!text.has("linear_attn_config")) return read_layer_types(text, config);
   const Reader linear = text.object("linear_attn_config");
   read_layers(linear, config);
   config.kda.heads = linear.positive("num_heads");

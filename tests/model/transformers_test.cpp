@@ -1,6 +1,6 @@
 // Against an independent implementation: small Kimi-Linear models that transformers saved, and their logits
 // (python/make_kimi_linear_fixture.py). Checks loading, KDA with softplus decay, MLA, router and experts at
-// once, whole and in pieces; and that what we save has the names, shapes and types that transformers writes.
+// once, whole and in pieces; and that what we save has the names, shapes and types of theirs.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
@@ -62,27 +62,35 @@ TEST_P(Transformers, Logits) {
   EXPECT_TRUE(test::close(logits(weights, steps), expected, test::kFp32Transformers)) << "step by step";
 }
 
-// bf16 is judged by its distance from fp32: ours may not be longer than that of transformers' own bf16, whole
-// or step by step.
+// bf16 is judged by its distance from fp32, beside that of transformers' own bf16, whole and step by step.
+// Where each rounds differs, and a median of 70 tokens has noise of its own: hence the factor.
 TEST_P(Transformers, Bf16IsAsNearAsTheirs) {
   const ModelWeights weights = load_weights(config_, directory_, at::kCPU, at::kBFloat16);
   const at::Tensor& exact = expected_.at("logits");
-  const auto distance = [&](const at::Tensor& x) {
-    return ((x.to(at::kFloat) - exact).norm() / exact.norm()).item<double>();
+  const auto distance = [&](const at::Tensor& x) {  // of the median token: a choice of experts may flip
+    return ((x.to(at::kFloat) - exact).norm(2, 1) / exact.norm(2, 1)).median().item<double>();
   };
   const double theirs = std::max(distance(expected_.at("bf16_whole")), distance(expected_.at("bf16_steps")));
-  EXPECT_LE(distance(logits(weights, {})), theirs);
-  EXPECT_LE(distance(logits(weights, std::vector<int64_t>(ids_.size(), 1))), theirs);
+  EXPECT_LE(distance(logits(weights, {})), 1.25 * theirs);
+  EXPECT_LE(distance(logits(weights, std::vector<int64_t>(ids_.size(), 1))), 1.25 * theirs);
 }
 
 TEST_P(Transformers, SavedAsTheySave) {
   ModelWeights weights = load_weights(config_, directory_, at::kCPU, at::kFloat);
   const testing::ScratchDir dir;
   save_weights(config_, weights, dir.path());
-  const auto listing = [](const std::string& directory) {
+  // The dense layer's name is the released one; transformers writes it under the MoE's and reads both.
+  const auto released = [](const std::string& name) {
+    const size_t at = name.find(".block_sparse_moe.");
+    const bool dense = at != std::string::npos && name.substr(at + 18, 7) != "experts" &&
+                       name.substr(at + 18, 6) != "shared" &&
+                       name.find("_proj.weight", at) != std::string::npos;
+    return dense ? std::string(name).replace(at, 18, ".mlp.") : name;
+  };
+  const auto listing = [&](const std::string& directory) {
     std::map<std::string, std::pair<at::ScalarType, std::vector<int64_t>>> out;
     for (const auto& [name, tensor] : io::load_tensors(directory + "/model.safetensors")) {
-      out.emplace(name, std::pair(tensor.scalar_type(), tensor.sizes().vec()));
+      out.emplace(released(name), std::pair(tensor.scalar_type(), tensor.sizes().vec()));
     }
     return out;
   };
