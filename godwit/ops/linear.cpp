@@ -73,6 +73,10 @@ Tensor fwd_meta(const Tensor& x, const Tensor& weight) {
   return meta_tensor(sizes, x);
 }
 
+Tensor int8_meta(const Tensor& x, const Tensor& values, const Tensor& /*scale*/) {
+  return fwd_meta(x, values);
+}
+
 std::tuple<Tensor, Tensor> bwd_meta(const Tensor& /*d_out*/, const Tensor& x, const Tensor& weight,
                                     std::array<bool, 2> wanted) {
   return {meta_gradient(x, wanted[0]), meta_gradient(weight, wanted[1])};
@@ -141,7 +145,7 @@ std::tuple<Tensor, Tensor> quantize_int8_composite(const Tensor& w) {
   return {(rows / divisor).round().clamp(-127, 127).to(at::kChar), scale};
 }
 
-Tensor linear_int8_composite(const Tensor& x, const Tensor& values, const Tensor& scale) {
+void check_int8(const Tensor& x, const Tensor& values, const Tensor& scale) {
   constexpr const char* op = "linear_int8";
   const Argument x_arg{op, "x", x};
   check_float(x_arg, x.dim());
@@ -152,8 +156,10 @@ Tensor linear_int8_composite(const Tensor& x, const Tensor& values, const Tensor
   check_shape({op, "scale", scale}, {values.size(0)});
   check_device({op, "values", values}, x_arg);
   check_device({op, "scale", scale}, x_arg);
-  TORCH_CHECK(!needs_grad(x), op, ": has no gradient; call it without grad mode, or train with linear");
-  if (x.is_meta()) return at::empty(output_sizes(x, values), x.options());
+}
+
+Tensor int8_fwd(const Tensor& x, const Tensor& values, const Tensor& scale) {
+  const at::NoGradGuard no_grad;
   if (!x.is_cpu() || x.scalar_type() == at::kDouble) {
     return at::linear(x, ref::dequantize_int8(values, scale).to(x.scalar_type()));
   }
@@ -181,9 +187,18 @@ Tensor heads_composite(const Tensor& x, const Tensor& weight) {
   return at::bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1);
 }
 
+Tensor linear_int8_composite(const Tensor& x, const Tensor& values, const Tensor& scale) {
+  if (!is_dataless(x)) check_int8(x, values, scale);
+  TORCH_CHECK(!needs_grad(x),
+              "linear_int8: has no gradient; call it without grad mode, or train with linear");
+  static const auto op = typed_op<decltype(int8_fwd)>("godwit::linear_int8_fwd");
+  return op.call(x, values, scale);
+}
+
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def("quantize_int8(Tensor w) -> (Tensor values, Tensor scale)");
   m.def("linear_int8(Tensor x, Tensor values, Tensor scale) -> Tensor");
+  m.def("linear_int8_fwd(Tensor x, Tensor values, Tensor scale) -> Tensor");
   m.def("linear(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_heads(Tensor x, Tensor weight) -> Tensor");
   m.def("linear_heads_fwd(Tensor x, Tensor weight) -> Tensor");
@@ -196,6 +211,9 @@ TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear_int8", linear_int8_composite);
   m.impl("linear_heads", heads_composite);
 }
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("linear_int8_fwd", int8_fwd);
+}
 TORCH_LIBRARY_IMPL(godwit, CPU, m) {
   m.impl("linear_fwd", fwd_cpu);
   m.impl("linear_heads_fwd", heads_cpu);
@@ -204,6 +222,7 @@ TORCH_LIBRARY_IMPL(godwit, CPU, m) {
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("linear_fwd", fwd_meta);
   m.impl("linear_heads_fwd", heads_meta);
+  m.impl("linear_int8_fwd", int8_meta);
   m.impl("linear_bwd", bwd_meta);
 }
 

@@ -10,6 +10,7 @@
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_experts_ref.h"
 #include "godwit/ops/ref/quantized_ref.h"
+#include "godwit/ops/traced.h"
 
 namespace godwit::ops {
 namespace {
@@ -59,11 +60,11 @@ int64_t check_arguments(const Tensor& z, const Tensor& experts, const Tensor& we
   return inner;
 }
 
-Tensor quantized_composite(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
-                           const Tensor& s1, const Tensor& w3, const Tensor& s3, const Tensor& w2,
-                           const Tensor& s2, double beta_gate, double beta_up) {
+Tensor fwd(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1, const Tensor& s1,
+           const Tensor& w3, const Tensor& s3, const Tensor& w2, const Tensor& s2, double beta_gate,
+           double beta_up) {
   const int64_t inner = check_arguments(z, experts, weights, {w1, s1, w3, s3, w2, s2});
-  if (z.is_meta()) return at::empty_like(z);
+  const at::NoGradGuard no_grad;
   if (!z.is_cpu() || z.scalar_type() == at::kDouble) {
     const auto plain = [&](const Tensor& w, const Tensor& s) {
       return ref::dequantize(w, s).to(z.scalar_type());
@@ -102,7 +103,25 @@ Tensor quantized_composite(const Tensor& z, const Tensor& experts, const Tensor&
   return out.to(z.scalar_type());
 }
 
+Tensor fwd_meta(const Tensor& z, const Tensor& /*experts*/, const Tensor& /*weights*/, const Tensor& /*w1*/,
+                const Tensor& /*s1*/, const Tensor& /*w3*/, const Tensor& /*s3*/, const Tensor& /*w2*/,
+                const Tensor& /*s2*/, double /*beta_gate*/, double /*beta_up*/) {
+  return meta_like(z);
+}
+
+Tensor quantized_composite(const Tensor& z, const Tensor& experts, const Tensor& weights, const Tensor& w1,
+                           const Tensor& s1, const Tensor& w3, const Tensor& s3, const Tensor& w2,
+                           const Tensor& s2, double beta_gate, double beta_up) {
+  if (!is_dataless(z)) check_arguments(z, experts, weights, {w1, s1, w3, s3, w2, s2});
+  static const auto op = typed_op<decltype(fwd)>("godwit::moe_experts_quantized_fwd");
+  return op.call(z, experts, weights, w1, s1, w3, s3, w2, s2, beta_gate, beta_up);
+}
+
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
+  m.def(
+      "moe_experts_quantized_fwd(Tensor z, Tensor experts, Tensor weights, Tensor w1, Tensor s1, Tensor w3, "
+      "Tensor s3, "
+      "Tensor w2, Tensor s2, float beta_gate, float beta_up) -> Tensor");
   m.def(
       "moe_experts_quantized(Tensor z, Tensor experts, Tensor weights, Tensor w1, Tensor s1, Tensor w3, "
       "Tensor s3, "
@@ -110,6 +129,12 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("moe_experts_quantized", quantized_composite);
+}
+TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
+  m.impl("moe_experts_quantized_fwd", fwd);
+}
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("moe_experts_quantized_fwd", fwd_meta);
 }
 
 }  // namespace
