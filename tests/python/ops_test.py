@@ -57,6 +57,7 @@ def cases():
         "rms_norm_gated": (ops.rms_norm_gated, [rand(T, 3, 12), rand(T, 3, 12), rand(12), 1e-5], (0, 1, 2)),
         "linear": (ops.linear, [rand(T, 12), rand(7, 12)], (0, 1)),
         "linear_heads": (ops.linear_heads, [rand(T, H, 12), rand(H, 7, 12)], (0, 1)),
+        "sigmoid_gate": (ops.sigmoid_gate, [rand(T, 9), rand(T, 9)], (0, 1)),
         "glu, SiTU": (ops.glu, [3 * rand(T, 9), 3 * rand(T, 9), 4.0, 25.0], (0, 1)),
         "glu, SwiGLU": (ops.glu, [rand(T, 9), rand(T, 9), 0.0, 0.0], (0, 1)),
         "attn_res_mix": (ops.attn_res_mix, [[rand(T, 12) for _ in range(3)], rand(12), rand(12), 1e-5], (0, 1, 2)),
