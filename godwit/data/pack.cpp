@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <system_error>
 
 #include "godwit/base/check.h"
@@ -34,6 +35,12 @@ size_t tail_begin(std::string_view text, double share) {
   while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
   return begin;
 }
+
+// How documents are held out; `document` counts those with text from 0.
+struct Rule {
+  PackSummary::Holdout kind = PackSummary::Holdout::kNone;
+  uint64_t document = 0;
+};
 
 // The shards of one directory.
 class SplitWriter {
@@ -77,22 +84,25 @@ class SplitWriter {
 // Collects documents, tokenises many at once, and writes them in the order they came.
 class Packer {
  public:
-  Packer(const PackOptions& options, const fs::path& directory, PackSummary::Holdout rule)
+  Packer(const PackOptions& options, const fs::path& directory, Rule rule)
       : options_(options),
         rule_(rule),
-        train_(rule == PackSummary::Holdout::kNone ? directory : directory / "train", options) {
-    if (rule == PackSummary::Holdout::kNone) return;
+        train_(rule.kind == PackSummary::Holdout::kNone ? directory : directory / "train", options) {
+    if (rule.kind == PackSummary::Holdout::kNone) return;
     heldout_ = std::make_unique<SplitWriter>(directory / "heldout", options);
     text_ = std::make_unique<io::AtomicFile>(directory / "heldout.txt");
   }
 
   void add(std::string_view text) {
-    if (rule_ == PackSummary::Holdout::kTails) {
+    const uint64_t index = documents_++;
+    if (rule_.kind == PackSummary::Holdout::kTails) {
       const size_t cut = tail_begin(text, options_.holdout);
       queue(text.substr(0, cut), /*heldout=*/false);
       queue(text.substr(cut), /*heldout=*/true);
     } else {
-      queue(text, rule_ == PackSummary::Holdout::kByHash && held_out_by_hash(text, options_.holdout));
+      const bool by_hash = rule_.kind == PackSummary::Holdout::kByHash;
+      queue(text, by_hash ? held_out_by_hash(text, options_.holdout)
+                          : rule_.kind == PackSummary::Holdout::kDocument && index == rule_.document);
     }
   }
 
@@ -136,7 +146,8 @@ class Packer {
   }
 
   const PackOptions& options_;
-  PackSummary::Holdout rule_;
+  Rule rule_;
+  uint64_t documents_ = 0;
   SplitWriter train_;
   std::unique_ptr<SplitWriter> heldout_;
   std::unique_ptr<io::AtomicFile> text_;
@@ -144,16 +155,39 @@ class Packer {
   size_t queued_bytes_ = 0;
 };
 
-PackSummary::Holdout choose_rule(const PackOptions& options, const std::vector<fs::path>& files) {
-  if (options.holdout == 0) return PackSummary::Holdout::kNone;
+Rule choose_rule(const PackOptions& options, const std::vector<fs::path>& files) {
+  if (options.holdout == 0) return {};
   uint64_t chosen = 0;
+  std::vector<uint64_t> sizes;
   for (const auto& file : files) {
     read_documents(file, [&](std::string_view text, uint64_t) {
-      chosen += !text.empty() && held_out_by_hash(text, options.holdout);
+      if (text.empty()) return;
+      chosen += held_out_by_hash(text, options.holdout);
+      sizes.push_back(text.size());
     });
-    if (chosen >= kFewDocuments) return PackSummary::Holdout::kByHash;
+    if (chosen >= kFewDocuments) return {.kind = PackSummary::Holdout::kByHash};
   }
-  return PackSummary::Holdout::kTails;
+  const double wanted =
+      options.holdout * static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
+  Rule best{.kind = PackSummary::Holdout::kTails};
+  for (uint64_t i = 0; i < sizes.size(); ++i) {
+    const auto size = static_cast<double>(sizes[i]);
+    if (size < wanted || size > 2 * wanted) continue;
+    if (best.kind == PackSummary::Holdout::kTails || sizes[i] < sizes[best.document])
+      best = {.kind = PackSummary::Holdout::kDocument, .document = i};
+  }
+  return best;
+}
+
+std::string_view describe(PackSummary::Holdout rule) {
+  switch (rule) {
+    case PackSummary::Holdout::kByHash:
+      return "hash of the document";
+    case PackSummary::Holdout::kDocument:
+      return "one document";
+    default:
+      return "tail of each document";
+  }
 }
 
 void write_split_manifest(const fs::path& directory, const PackOptions& options, const PackSummary& summary) {
@@ -166,10 +200,7 @@ void write_split_manifest(const fs::path& directory, const PackOptions& options,
   nlohmann::ordered_json json;
   json["format"] = "godwit-corpus";
   json["version"] = 1;
-  json["holdout"] = {{"share", options.holdout},
-                     {"rule", summary.rule == PackSummary::Holdout::kByHash ? "hash of the document"
-                                                                            : "tail of each document"},
-                     {"text", "heldout.txt"}};
+  json["holdout"] = {{"share", options.holdout}, {"rule", describe(summary.rule)}, {"text", "heldout.txt"}};
   json["train"] = part("train", summary.train);
   json["heldout"] = part("heldout", summary.heldout);
   io::write_file_atomic(directory / kManifestFile, json.dump(2) + "\n");
@@ -209,8 +240,9 @@ PackSummary pack_corpus(const PackOptions& options) {
   using Existing = io::AtomicDirectory::Existing;
   io::AtomicDirectory out(options.out, options.replace ? Existing::kReplace : Existing::kRefuse);
   PackSummary summary;
-  summary.rule = choose_rule(options, files);
-  Packer packer(options, out.temporary(), summary.rule);
+  const Rule rule = choose_rule(options, files);
+  summary.rule = rule.kind;
+  Packer packer(options, out.temporary(), rule);
   uint64_t before = 0, documents = 0;
   for (const auto& file : files) {
     uint64_t in_file = 0;

@@ -41,9 +41,10 @@ struct SplitSummary {
 struct PackSummary {
   SplitSummary train, heldout;
   uint64_t empty_documents = 0;  // passed over
-  // How documents were held out: by the hash of the text or, where that would choose fewer than
-  // kFewDocuments, the last part of each document.
-  enum class Holdout { kNone, kByHash, kTails } rule = Holdout::kNone;
+  // How documents were held out: by the hash of the text; where that would choose fewer than kFewDocuments,
+  // one whole document, the shortest that has the share (and at most twice it); where there is none, the last
+  // part of each document.
+  enum class Holdout { kNone, kByHash, kDocument, kTails } rule = Holdout::kNone;
 };
 
 inline constexpr uint64_t kFewDocuments = 16;

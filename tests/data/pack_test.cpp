@@ -147,6 +147,23 @@ TEST(Pack, HoldsOutTailsOfFewDocuments) {
   EXPECT_EQ(read_file(dir / "out/heldout.txt"), lines.substr(810) + "\u00e9\u00e9");
 }
 
+TEST(Pack, HoldsOutOneOfFewDocuments) {
+  const ScratchDir dir;
+  std::string text;
+  const auto document = [](int i) { return std::string(50 + 10 * i, static_cast<char>('a' + i)); };
+  for (int i = 0; i < 12; ++i) text += document((i * 5) % 12) + "\n\f\n";  // 51 to 161 bytes, 1,272 in all
+  put_file(dir / "x.txt", text);
+  auto options = options_for(dir, {"x.txt"});
+  options.holdout = 0.075;  // 95.4 bytes
+  const PackSummary summary = pack_corpus(options);
+  EXPECT_EQ(summary.rule, PackSummary::Holdout::kDocument);
+  const Texts heldout = documents_of(*open_heldout(dir / "out")),
+              train = documents_of(*open_train(dir / "out"));
+  ASSERT_EQ(heldout.size(), 1u);
+  EXPECT_TRUE(heldout[0].starts_with(document(5))) << heldout[0];
+  EXPECT_EQ(train.size(), 11u);
+}
+
 TEST(Pack, SameBytesWithAnyNumberOfThreads) {
   const ScratchDir dir;
   std::string text;
