@@ -8,7 +8,7 @@ clang-format-14 --dry-run -Werror "${sources[@]}"
 declare -A sees=(
   [base]="base" [io]="base io" [text]="base text" [kernels]="base kernels" [ops]="base kernels ops" [dist]="base ops dist"
   [model]="base io ops dist model" [data]="base io text data" [train]="base io ops dist model data train"
-  [infer]="base text ops dist model infer" [plan]="base model plan" [rl]="base io text data ops dist model train infer rl"
+  [infer]="base text ops dist model infer" [plan]="base model plan" [report]="base report" [rl]="base io text data ops dist model train infer rl"
   [serve]="base io text infer serve")
 bad=0
 for folder in "${!sees[@]}"; do

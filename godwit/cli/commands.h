@@ -141,6 +141,7 @@ struct TrainArgs {
   std::string recipe;
   std::vector<std::string> overrides;  // key=value
   bool resume = false;
+  bool no_memory_check = false;
   DeviceArgs device;
 };
 int run_train(const TrainArgs& args);
@@ -154,5 +155,11 @@ struct BenchKdaArgs {
   DeviceArgs device;
 };
 int run_bench_kda(const BenchKdaArgs& args);
+
+struct ReportArgs {
+  std::vector<std::string> runs;
+  std::string out;  // empty: report.html in the first run directory
+};
+int run_report(const ReportArgs& args);
 
 }  // namespace godwit::cli

@@ -248,7 +248,14 @@ void add_run_commands(Commands& commands) {
   train->add_option("recipe", train_args->recipe, "recipe (.toml)")->required();
   train->add_option("--set", train_args->overrides, "key=value, laid over the recipe's own");
   train->add_flag("--resume", train_args->resume, "go on from the newest checkpoint of the run directory");
+  train->add_flag("--no-memory-check", train_args->no_memory_check,
+                  "start although the forecast exceeds the free memory");
   add_device(train, train_args->device);
+
+  const auto [report, report_args] =
+      commands.add(nullptr, "report", "one HTML page with the plots of one or several runs", run_report);
+  report->add_option("runs", report_args->runs, "run directories")->required()->type_name("RUN_DIR");
+  report->add_option("--out", report_args->out, "file to write (default: report.html in the first run)");
 
   const auto [generate, generate_args] = commands.add(nullptr, "generate", "continue a prompt", run_generate);
   generate->add_option("--prompt", generate_args->prompt, "text to continue")->required();

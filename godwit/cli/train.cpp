@@ -1,15 +1,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
 #include "godwit/base/file.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/memory.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
 #include "godwit/dist/group.h"
 #include "godwit/io/compressed_size.h"
+#include "godwit/train/setup.h"
 #include "godwit/train/trainer.h"
 
 namespace godwit::cli {
@@ -69,15 +72,38 @@ void print_summary(const Recipe& recipe, const RunSummary& s) {
   if (!s.finished) print_out("\n  stopped before the end; --resume goes on\n");
 }
 
+// Refuses a run that cannot fit, before its memory is taken.
+RunForecast forecast(const Recipe& recipe, const TrainArgs& args, at::Device device,
+                     const dist::Launch& launch) {
+  const ModelConfig config = resolve_model(recipe, open_data(recipe));
+  const RunForecast run = forecast_run(recipe, config, device, launch.size);
+  // torchrun says how many processes share this host's memory.
+  const char* here = std::getenv("LOCAL_WORLD_SIZE");
+  const double sharing = device.is_cpu() && here != nullptr ? std::max(1.0, std::atof(here)) : 1.0;
+  if (!args.no_memory_check) check_memory(run, config, available_memory(device) / sharing);
+  return run;
+}
+
+void print_memory(const RunForecast& forecast, at::Device device) {
+  const double peak = peak_memory(device), expected = forecast.memory.total();
+  if (peak <= 0) return;
+  print_out("\n  peak memory               {} {}, forecast {} ({:+.1f} %, stage {})\n", human_bytes(peak),
+            device.is_cpu() ? "resident" : "allocated on the device", human_bytes(expected),
+            100 * (expected / peak - 1), forecast.stage);
+}
+
 }  // namespace
 
 int run_train(const TrainArgs& args) {
   const Recipe recipe = load_recipe(args.recipe, args.overrides);
   const dist::Launch launch = dist::launch_from_environment();
   const c10::Device device = apply_device(args.device, launch.local_rank);
+  const RunForecast expected = forecast(recipe, args, device, launch);
   dist::Group group(launch, device, recipe.dist.timeout_s);
   const RunSummary summary = run_training(recipe, {.device = device, .resume = args.resume, .group = &group});
-  if (launch.rank == 0) print_summary(recipe, summary);
+  if (launch.rank != 0) return 0;
+  print_summary(recipe, summary);
+  print_memory(expected, device);
   return 0;
 }
 

@@ -3,11 +3,21 @@
 #define XXH_INLINE_ALL  // the header alone is enough: no library to link
 #include <xxhash.h>
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <fstream>
+#include <span>
+#include <vector>
 
 #include "godwit/base/check.h"
 
 namespace godwit::io {
+namespace {
+
+constexpr size_t kPiece = size_t{4} << 20;
+
+}  // namespace
 
 struct Xxh3::State {
   XXH3_state_t xxh;  // 64-byte aligned by its own attribute, which new respects
@@ -29,7 +39,17 @@ uint64_t xxh3(Bytes bytes) {
 }
 
 uint64_t xxh3_file(const fs::path& path) {
-  return xxh3(MappedFile(path).bytes());
+  // In pieces, not mapped: a map of a checkpoint would count as memory of this process.
+  std::ifstream in(path, std::ios::binary);
+  check(in.good(), "{}: cannot be opened: {}", path.string(), std::strerror(errno));
+  std::vector<char> buffer(kPiece);
+  Xxh3 hash;
+  while (in) {
+    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    hash.update(std::as_bytes(std::span(buffer.data(), static_cast<size_t>(in.gcount()))));
+  }
+  check(in.eof(), "{}: cannot be read: {}", path.string(), std::strerror(errno));
+  return hash.digest();
 }
 
 std::string hex64(uint64_t value) {

@@ -20,10 +20,11 @@ KeptValues kept_by_token_mixer(const ModelConfig& config, int64_t layer) {
   const auto H = static_cast<double>(m.heads), q = H * static_cast<double>(m.qk_dim()),
              v = H * static_cast<double>(m.v_dim);
   kept.model = 2.0 * static_cast<double>(m.q_lora_rank);  // before and behind its norm
-  kept.model += 2.0 * static_cast<double>(m.kv_lora_rank) + static_cast<double>(m.rope_dim);  // latent rows
-  kept.model += 2 * q + 2 * v;                        // queries, keys, values, output
+  // Latent before and behind its norm, and the row with the shared key.
+  kept.model += 3.0 * static_cast<double>(m.kv_lora_rank) + static_cast<double>(m.rope_dim);
+  kept.model += 2 * q + 3 * v;                        // queries, keys; values, output by sequence and packed
   if (m.gate != MlaGate::kNone) kept.model += 2 * v;  // gate, gated output
-  if (m.gate == MlaGate::kLocalGlobal) kept.model += 2 * v;
+  if (m.gate == MlaGate::kLocalGlobal) kept.model += 3 * v;
   kept.fp32 = H;  // log-sum-exp of each row
   return kept;
 }

@@ -242,6 +242,12 @@ void Balancer::raise_alarms(Layer& layer, const LayerBalance& balance, BalanceRe
                     balance.windowed_entropy, options_.alarm_entropy));
 }
 
+std::vector<at::Tensor> Balancer::recent_loads() const {
+  std::vector<at::Tensor> out;
+  for (const Layer& layer : layers_) out.push_back(layer.recent);
+  return out;
+}
+
 void Balancer::for_each_state(const StateVisitor& visit) {
   for (Layer& layer : layers_) {
     visit(layer.name + ".recent_load", layer.recent);

@@ -83,6 +83,8 @@ class Balancer {
   // the calls.
   void add_layer(const std::string& name, const at::Tensor& bias, int64_t k);
   size_t layers() const { return layers_.size(); }
+  // Load of each layer's experts [E] fp64, averaged over about `window` steps.
+  std::vector<at::Tensor> recent_loads() const;
 
   // Forgets what was observed and takes the histogram ranges from the current biases. A step that is thrown
   // away ends with the next begin_step.

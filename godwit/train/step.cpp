@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "godwit/base/check.h"
@@ -68,6 +69,18 @@ bool all_finite(const at::Tensor& tensor) {
 // Autograd adds up gradients in the weights' own dtype: enough for these, too coarse for bf16.
 bool sums_exactly(const at::Tensor& value) {
   return value.scalar_type() == at::kFloat || value.scalar_type() == at::kDouble;
+}
+
+// Norm of all gradients of each decoder layer.
+std::vector<double> by_layer(const std::vector<OptimizerRule>& rules, const std::vector<double>& norms,
+                             int64_t layers) {
+  std::vector<double> squares(layers, 0.0);
+  for (size_t i = 0; i < std::min(rules.size(), norms.size()); ++i) {
+    const size_t at = rules[i].name.find("layers.");
+    if (at != std::string::npos) squares[std::stoll(rules[i].name.substr(at + 7))] += norms[i] * norms[i];
+  }
+  for (double& square : squares) square = std::sqrt(square);
+  return squares;
 }
 
 }  // namespace
@@ -260,6 +273,7 @@ void TrainStep::apply(const StepInput& input, StepResult& result) {
   const OptimizerStep done =
       optimizer_.step(input.lr_multiplier, [&](const OptimizerStep&) { return !spike; });
   result.grad_norm = done.grad_norm;
+  result.layer_grad_norms = by_layer(optimizer_.rules(), done.norms, config_.layers);
   if (!done.not_finite.empty()) {
     result.fault = StepFault::kNotFinite;
     result.what = "the gradient of " + done.not_finite + " is not finite";

@@ -31,6 +31,7 @@ struct StepResult {
   int64_t clipped_heads = 0;
   std::vector<double>
       activation_rms;  // of the residual stream after each layer, this rank's first micro-batch
+  std::vector<double> layer_grad_norms;  // of each decoder layer's parameters, before clipping
 };
 
 struct StepInput {

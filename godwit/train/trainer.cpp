@@ -1,5 +1,7 @@
 #include "godwit/train/trainer.h"
 
+#include <malloc.h>
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include "godwit/train/checkpoint.h"
 #include "godwit/train/metrics.h"
 #include "godwit/train/position.h"
+#include "godwit/train/record.h"
 #include "godwit/train/resume.h"
 #include "godwit/train/schedule.h"
 #include "godwit/train/setup.h"
@@ -275,7 +278,8 @@ void Run::begin_row(double multiplier, const StepResult& result, double seconds)
           {"tokens_per_s", static_cast<double>(result.tokens) / seconds},
           {"max_logit", result.max_logit},
           {"clipped_heads", result.clipped_heads},
-          {"activation_rms", result.activation_rms}};
+          {"activation_rms", result.activation_rms},
+          {"grad_norms", result.layer_grad_norms}};
   for (const char* list : {"max_vio", "dead_experts", "entropy", "flip_rate"})
     row_[list] = nlohmann::json::array();
   for (const LayerBalance& layer : result.balance.layers) {
@@ -384,6 +388,13 @@ void Run::check_gate() {
   const int64_t context = recipe_.stages[at_.stage - 1].context;
   s.gate_before = at_.gate_reference;
   s.gate_after = evaluate(context, recipe_.eval.tokens).nats_per_token;
+  if (group_.root())
+    RunRecord(out_).gate({.stage = stage().name,
+                          .context = context,
+                          .step = at_.steps,
+                          .before = s.gate_before,
+                          .after = s.gate_after,
+                          .limit = stage().gate});
   check(s.gate_after - s.gate_before <= stage().gate,
         "stage {}: the held-out loss at context {} rose from {:.4f} to {:.4f} nats, more than the gate "
         "allows ({}); stopped, checkpoint step-{} holds the weights",
@@ -425,6 +436,7 @@ void Run::run_stage() {
                              .tokens = at_.tokens - tokens_before,
                              .seconds = elapsed() - began,
                              .loss = mean(at_.recent_losses)});
+  if (group_.root()) RunRecord(out_).expert_load(step_.balancer().recent_loads());
   if (stopped_) return;
   check_gate();
   ++at_.stage;
@@ -459,7 +471,10 @@ RunSummary Run::run() {
     if (summary_.after.tokens == 0) summary_.after = evaluate(recipe_.stages.front().context, 0);
     summary_.longest = evaluate(recipe_.stages.back().context, 0);
   }
-  if (group_.root()) metrics_.flush();
+  if (group_.root()) {
+    if (summary_.longest.tokens > 0) RunRecord(out_).loss_by_position(summary_.longest.by_position);
+    metrics_.flush();
+  }
   summary_.seconds = elapsed();
   return summary_;
 }
@@ -467,6 +482,9 @@ RunSummary Run::run() {
 }  // namespace
 
 RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
+  // Recomputing saves memory for time, and so does this: blocks of a MiB and more come from the system and go
+  // back to it. glibc's heap would more than double the peak, holes between the gradients (docs/plan.md).
+  if (recipe.train.recompute == Recompute::kBlock) ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   const StopSignals signals;
   dist::Group alone;
   dist::Group& group = options.group != nullptr ? *options.group : alone;

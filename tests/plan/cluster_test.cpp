@@ -148,9 +148,9 @@ TEST(Activations, AKdaAndAnMlaLayerByHand) {
   // 256 x 128 every 128 tokens.
   EXPECT_EQ(kept_by_token_mixer(nano, 0).model, 10 * 256 + 128 + 2);
   EXPECT_EQ(kept_by_token_mixer(nano, 0).fp32, 256 + 256);
-  // q 128 twice; latent 64 twice and 16; queries and keys of 2 x 64, values, output, gate and gated of 2
-  // x 64.
-  EXPECT_EQ(kept_by_token_mixer(nano, 3).model, 256 + 144 + 4 * 128 + 2 * 128);
+  // q 128 twice; latent 64 three times and 16; queries and keys of 2 x 64; values, two outputs, gate and
+  // gated.
+  EXPECT_EQ(kept_by_token_mixer(nano, 3).model, 256 + 208 + 2 * 128 + 5 * 128);
   EXPECT_EQ(kept_by_channel_mixer(nano, 0).model, 3 * 512);
   EXPECT_EQ(kept_by_channel_mixer(nano, 1).model, 3 * 64 + 3 * 64);
   EXPECT_EQ(kept_by_channel_mixer(nano, 1).fp32, 896 + 32);

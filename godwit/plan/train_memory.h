@@ -1,0 +1,52 @@
+// Peak memory of `godwit train`, from the configuration and the shape of a micro-batch: a ledger of what one
+// optimiser step holds (docs/plan.md has the list). Nothing is allocated.
+//
+// Legend: T tokens of a micro-batch, N sequences in it, D model width, E experts, k experts a token, L latent
+// width, I width of an expert, V vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "godwit/model/config.h"
+
+namespace godwit {
+
+// How the operations with kernels of our own run: one kernel that keeps its inputs, or a composition of
+// LibTorch's operations that keeps what each of them needs.
+struct FusedOps {
+  bool kda = true, conv = true, mix = true, glu = true, experts = true, router = true, norm = true;
+};
+
+struct TrainShape {
+  int64_t context = 0;       // tokens a sequence
+  int64_t micro_tokens = 0;  // T, a multiple of context
+  bool accumulate = false;   // more than one micro-batch a step: the gradients of the earlier ones are held
+  bool bf16 = false;         // weights, activations and gradients; the optimiser keeps fp32 masters
+  bool recompute = false;    // keep the stream between layers only
+  bool quantile = true;      // Quantile Balancing keeps a histogram of 1000 bins an expert
+  bool cuda = false;         // allocator peak of the device instead of the process's resident set
+  FusedOps fused = {};
+};
+
+// The kernels that exist for a device: all on the CPU.
+FusedOps fused_ops(bool cuda);
+
+struct TrainMemory {
+  double weights = 0, optimizer = 0, balance = 0;
+  double gradients = 0, activations = 0, workspace = 0;  // at the moment of the peak
+  double allocator = 0;                                  // CPU: what the heap cannot give back or reuse
+  double process = 0;                                    // CPU: code and runtime of the program and LibTorch
+  const char* moment = "";
+  double total() const {
+    return weights + optimizer + balance + gradients + activations + workspace + allocator + process;
+  }
+  double tensors() const { return total() - allocator - process; }
+};
+
+TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape);
+
+// "1.56 GiB (weights 0.17, ...)": one line, for people.
+std::string describe(const TrainMemory& memory);
+
+}  // namespace godwit
