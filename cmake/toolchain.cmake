@@ -42,7 +42,7 @@ if(GODWIT_WITH_CUDA)
 endif()
 
 # The PyTorch wheels export parts of an older libstdc++ (std::filesystem), with which an object of ours crashes. So the
-# system's own comes first, for the linker and at run time.
+# system's own comes first, for the linker and at run time; by file name, as -lstdc++ may mean an archive.
 if(UNIX AND NOT APPLE)
-  add_link_options(LINKER:--push-state,--no-as-needed -lstdc++ LINKER:--pop-state)
+  add_link_options(LINKER:--push-state,--no-as-needed -l:libstdc++.so.6 LINKER:--pop-state)
 endif()
