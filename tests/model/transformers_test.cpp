@@ -34,7 +34,7 @@ class Transformers : public ::testing::TestWithParam<const char*> {
     if (pieces.empty()) {
       return forward_logits(config_, weights, {.ids = all, .cu_seqlens = make_cu_seqlens({all.size(0)})});
     }
-    ModelState state = make_state(config_, 1, at::kCPU, weights.embed.scalar_type());
+    ModelState state(config_, {.sequences = 1}, at::kCPU, weights.embed.scalar_type());
     std::vector<at::Tensor> out;
     int64_t begin = 0;
     for (const int64_t n : pieces) {
