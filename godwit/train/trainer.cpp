@@ -344,12 +344,14 @@ Run::Outcome Run::handle_fault(const StepResult& result) {
   const std::string what = fmt::format("step {} (stage {}): {}", at_.steps, stage().name, result.what);
   check(policy != FaultPolicy::kStop, "{}; stopped, the newest checkpoint is untouched", what);
   if (policy == FaultPolicy::kSkip) {
-    check(++skipped_in_a_row_ < recipe_.train.fault_limit, "{}; stopped after {} such steps in a row", what,
+    ++skipped_in_a_row_;
+    check(skipped_in_a_row_ < recipe_.train.fault_limit, "{}; stopped after {} such steps in a row", what,
           skipped_in_a_row_);
     if (group_.root()) log_warn("{}; the step is skipped", what);
     return Outcome::kSkipped;
   }
-  check(++returns_ < recipe_.train.fault_limit, "{}; stopped after {} returns to one checkpoint", what,
+  ++returns_;
+  check(returns_ < recipe_.train.fault_limit, "{}; stopped after {} returns to one checkpoint", what,
         returns_);
   if (group_.root()) log_warn("{}; back to the newest checkpoint, past the batches since", what);
   return Outcome::kRolledBack;
