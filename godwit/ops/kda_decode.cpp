@@ -66,6 +66,10 @@ Tensor kda_decode_composition(const KdaDecodeArgs& a) {
   return rms_norm_gated(o, a.gate.reshape({N, H, K}), a.o_norm, a.norm_eps).view({N, H * K});
 }
 
+static Tensor kda_decode_meta(const KdaDecodeArgs& a) {
+  return at::empty(a.q.sizes(), a.q.options());
+}
+
 Tensor kda_decode(const KdaDecodeArgs& args) {
   return call("godwit::kda_decode", args);
 }
@@ -85,6 +89,10 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
   m.impl("kda_decode", kda_decode_unpacked<checked>);
   m.impl("kda_decode_fwd", kda_decode_unpacked<kda_decode_composition>);
+}
+
+TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("kda_decode_fwd", kda_decode_unpacked<kda_decode_meta>);
 }
 
 TORCH_LIBRARY_IMPL(godwit, Autograd, m) {

@@ -51,6 +51,8 @@ def cases():
         "kda_chunk, softplus decay": (ops.kda_chunk, [*kda, 0.0, None, cu(*lengths)], (0, 1, 2, 3, 4, 5, 6)),
         "kda_step": (ops.kda_step, [*step, -5.0, state.clone()], ()),
         "kda_step, slots": (ops.kda_step, [*step, -5.0, 0.5 * rand(7, H, K, V), torch.tensor([6, 0, 3, 2])], ()),
+        "kda_decode": (ops.kda_decode, [*(rand(4, H * K) for _ in range(5)), rand(4, H), *(0.5 * rand(H * K, 4) for _ in range(3)), 0.3 * rand(H),
+                                        rand(H, K) - 2, rand(K), -5.0, 1e-5, *(rand(4, H * K, 3) for _ in range(3)), state.clone()], ()),
         "mla_decode": (ops.mla_decode, [rand(3, H, 12), rand(5, 4, 12), torch.tensor([[0, 4], [2, 1], [3, 0]]).int(),
                                         torch.tensor([7, 1, 4]), 8, 0.3, 0], ()),
         "rms_norm": (ops.rms_norm, [rand(T, 12), rand(12), 1e-5], (0, 1)),
