@@ -13,6 +13,7 @@ struct TomlFault {};
 
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -26,6 +27,29 @@ namespace godwit {
 namespace {
 
 using nlohmann::json;
+
+// The first byte outside strings and comments that is not ASCII, or npos. TOML 1.0 has none there, and on
+// some characters toml++ 3.3 does something undefined (U+FEFD, where it looks for white space).
+size_t stray_character(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";  // a byte order mark may begin the text
+  for (size_t at = text.starts_with(kMark) ? kMark.size() : 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (static_cast<unsigned char>(c) >= 0x80) return at;
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+    } else if (c == '"' || c == '\'') {
+      const std::string long_quote(3, c);
+      const bool many_lines = text.substr(at, 3) == long_quote;
+      const std::string_view end = many_lines ? std::string_view(long_quote) : text.substr(at, 1);
+      for (at += end.size(); at < text.size() && text.substr(at, end.size()) != end; ++at) {
+        if (c == '"' && text[at] == '\\') ++at;
+        if (!many_lines && at < text.size() && text[at] == '\n') break;
+      }
+      at += end.size() - 1;
+    }
+  }
+  return std::string_view::npos;
+}
 
 std::string join(const std::string& prefix, std::string_view key) {
   return prefix.empty() ? std::string(key) : fmt::format("{}.{}", prefix, key);
@@ -91,6 +115,7 @@ Override parse_override(const std::string& text) {
   }
   const std::string value = text.substr(equals + 1);
   try {
+    if (stray_character(value) != std::string::npos) throw TomlFault();
     out.parsed = toml::parse("v = " + value);
   } catch (const toml::parse_error&) {
     out.parsed = toml::table{{"v", value}};
@@ -467,6 +492,10 @@ class Lister : public Fields {
 
 void read_fields(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
                  const Fields::Visit& visit) {
+  if (const size_t at = stray_character(text); at != std::string_view::npos) {
+    fail("{}:{}: a character that is not ASCII outside strings and comments", name,
+         1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n'));
+  }
   toml::table root;
   try {
     root = toml::parse(text, name);

@@ -157,6 +157,14 @@ TEST(Recipe, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error_of(with("muon_lr = 1e-3", "muon_lr = nan")), HasSubstr("optimizer.muon_lr: expected"));
 }
 
+TEST(Recipe, OnlyStringsAndCommentsHoldOtherThanAscii) {
+  const std::string good = "# gr\xC3\xBCn\n" + std::string(kFull) + "\n# \xEF\xBB\xBD '\n";
+  EXPECT_EQ(parse_recipe(good, "r.toml"), parse_recipe(kFull, "r.toml"));
+  EXPECT_THAT(error_of(good + "\xEF\xBB\xBD"), HasSubstr("ASCII"));
+  EXPECT_THAT(error_of("x = 'a' \xC3\xBC"), HasSubstr("r.toml:1: "));
+  EXPECT_THAT(error_of("x = \"\"\"a \xC3\xBC\n\"\"\" \xC3\xBC"), HasSubstr("r.toml:2: a character"));
+}
+
 TEST(Recipe, ErrorsOfOverridesNameTheOverride) {
   EXPECT_THAT(error_of(kFull, {"stage.0.steps=many"}),
               HasSubstr("--set stage.0.steps=many: stage.0.steps: expected an integer, got a string"));
