@@ -247,7 +247,7 @@ std::vector<Engine::Piece> Engine::plan_step() {
       left -= to - from;
     }
     if (!make_room(*s, to - from)) {
-      finish(*s, {.reason = FinishReason::kError,
+      finish(*s, {.reason = FinishReason::kNoRoom,
                   .error = "the cache has no room for another token of this sequence"});
       continue;
     }
@@ -365,7 +365,7 @@ void Engine::finish(Sequence& s, Finish finish) {
     s.slot = -1;
   }
   s.swapped.reset();
-  ++(finish.reason == FinishReason::kError ? stats_.failed : stats_.finished);
+  ++(failed(finish.reason) ? stats_.failed : stats_.finished);
   finish.prompt_tokens = s.prompt_size();
   finish.cached_tokens = s.cached;
   finish.drawn_tokens = s.drawn();
@@ -387,7 +387,7 @@ bool Engine::step() {
   } else if (running_.empty() && !waiting_.empty()) {
     // Nothing runs and yet the first in the queue found no room, so it never will.
     finish(*waiting_.front(),
-           {.reason = FinishReason::kError, .error = "the cache has no room for this sequence"});
+           {.reason = FinishReason::kNoRoom, .error = "the cache has no room for this sequence"});
   }
   drop_finished();
   publish();

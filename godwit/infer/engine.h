@@ -30,11 +30,14 @@ struct DrawnToken {
   std::vector<std::pair<int32_t, double>> top = {};  // the likeliest tokens, best first
 };
 
-enum class FinishReason { kStop, kLength, kCancelled, kError };
+enum class FinishReason { kStop, kLength, kCancelled, kError, kNoRoom };
+inline bool failed(FinishReason reason) {
+  return reason == FinishReason::kError || reason == FinishReason::kNoRoom;
+}
 
 struct Finish {
   FinishReason reason = FinishReason::kStop;
-  std::string error = {};  // kError
+  std::string error = {};  // where it failed; kNoRoom: the cache cannot hold it
   int32_t stop_id = -1;    // kStop: the id that was drawn
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache

@@ -33,7 +33,7 @@ Generation generate(Engine& engine, Request request) {
   };
   engine.submit(std::move(request));
   while (!ended) engine.step();
-  check(out.finish.reason != FinishReason::kError, "{}", out.finish.error);
+  check(!failed(out.finish.reason), "{}", out.finish.error);
   if (out.ids.empty()) first = Clock::now();
   out.prefill_s = seconds(start, first);
   out.decode_s = seconds(first, Clock::now());

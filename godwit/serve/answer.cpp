@@ -7,9 +7,9 @@
 namespace godwit::serve {
 namespace {
 
-// Errors that say "not now" rather than "not so".
+// "Not now", or a fault.
 int status_of(const Finish& finish) {
-  return finish.error.find("cache has no room") != std::string::npos ? 503 : 500;
+  return finish.reason == FinishReason::kNoRoom ? 503 : 500;
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ void Answer::on_finish(int64_t index, const Finish& finish) {
   }
   drawn_tokens_ += finish.drawn_tokens + (finish.reason == FinishReason::kStop ? 1 : 0);
   if (over_) return;
-  if (finish.reason == FinishReason::kError) return fail(finish);
+  if (failed(finish.reason)) return fail(finish);
   begin();
   if (!c.stops.stopped()) {
     std::vector<ChatEvent> events;
