@@ -44,10 +44,12 @@ void text_documents(const fs::path& path, const Tokenizer& tokenizer, const Docu
   const data::PackTokenizer pack = data::pack_tokenizer(tokenizer);
   bool go_on = true;
   for (const fs::path& file : data::list_inputs(std::vector<fs::path>{path})) {
-    data::read_documents(file, [&](std::string_view text, uint64_t) {
-      if (text.empty() || !go_on) return;
+    data::read_documents(file, [&](const data::Document& document, uint64_t) {
+      if (document.text.empty() || !go_on) return;
+      check(!document.chat, "{}: conversations are measured as packed data (godwit data pack)",
+            document.where);
       std::vector<int32_t> ids;
-      pack.encode(text, ids);
+      pack.encode(document.text, ids);
       ids.push_back(pack.eos_id);
       go_on = visit(ids);
     });

@@ -52,6 +52,24 @@ void TokenDataset::copy_tokens(uint64_t document, uint64_t begin, std::span<int6
   at.shard->copy_tokens(at.document, begin, out);
 }
 
+void TokenDataset::copy_trained(uint64_t document, uint64_t begin, std::span<uint8_t> out) const {
+  const Place at = place(document);
+  const uint64_t length = at.shard->document_tokens(at.document);
+  check(begin <= length && out.size() <= length - begin, "{}: tokens {} to {} of document {}, which has {}",
+        directory_.string(), begin, begin + out.size(), document, length);
+  at.shard->copy_trained(at.document, begin, out);
+}
+
+uint64_t TokenDataset::document_targets(uint64_t document) const {
+  const Place at = place(document);
+  const uint64_t length = at.shard->document_tokens(at.document);
+  if (length == 0) return 0;
+  if (!at.shard->masked()) return length - 1;
+  std::vector<uint8_t> trained(length - 1);
+  at.shard->copy_trained(at.document, 1, trained);
+  return static_cast<uint64_t>(std::ranges::count(trained, 1));
+}
+
 void TokenDataset::verify() const {
   parallel_for(0, static_cast<int64_t>(shards_.size()), /*grain=*/1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) shards_[i]->verify();

@@ -34,6 +34,10 @@ class TokenDataset {
   uint64_t document_tokens(uint64_t document) const;
   uint64_t document_text_bytes(uint64_t document) const;
   void copy_tokens(uint64_t document, uint64_t begin, std::span<int64_t> out) const;
+  // Whether the loss sees them; true for all of a text, for what the assistant wrote of a conversation.
+  void copy_trained(uint64_t document, uint64_t begin, std::span<uint8_t> out) const;
+  // Tokens of the document that can be targets: trained, and not its first.
+  uint64_t document_targets(uint64_t document) const;
 
   void verify() const;
 

@@ -69,7 +69,14 @@ void read_documents(const fs::path& file, const DocumentFn& visit) {
   if (is_jsonl(file)) {
     io::JsonlReader reader(file);
     nlohmann::json value;
-    while (reader.next(value)) visit(io::json_text(value, "text", reader.where()), reader.consumed());
+    while (reader.next(value)) {
+      if (value.is_object() && value.contains("messages")) {
+        visit({.text = reader.line(), .chat = true, .where = reader.where()}, reader.consumed());
+      } else {
+        const std::string text = io::json_text(value, "text", reader.where());
+        visit({.text = text}, reader.consumed());
+      }
+    }
     return;
   }
   io::LineReader reader(file);
@@ -82,10 +89,10 @@ void read_documents(const fs::path& file, const DocumentFn& visit) {
       text += *line;
       continue;
     }
-    visit(text, reader.consumed());
+    visit({.text = text}, reader.consumed());
     text.clear();
   }
-  visit(text, reader.consumed());
+  visit({.text = text}, reader.consumed());
 }
 
 }  // namespace godwit::data

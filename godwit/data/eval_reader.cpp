@@ -14,7 +14,7 @@ EvalReader::EvalReader(std::shared_ptr<const TokenDataset> dataset, int64_t leng
   uint64_t filled = 0;
   for (uint64_t d = 0; d < dataset_->documents(); ++d) {
     const uint64_t tokens = dataset_->document_tokens(d);
-    targets_ += tokens > 0 ? tokens - 1 : 0;
+    targets_ += dataset_->document_targets(d);
     for (uint64_t begin = 0; begin < tokens; begin += most) {
       const uint64_t window = std::min(most, tokens - begin);
       if (filled + window > most) {

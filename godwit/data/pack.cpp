@@ -54,13 +54,13 @@ class SplitWriter {
     if (options.tokenizer.bos_id) manifest_.bos_id = *options.tokenizer.bos_id;
   }
 
-  void add(std::span<const int32_t> ids, uint64_t text_bytes) {
+  void add(std::span<const int32_t> ids, uint64_t text_bytes, std::span<const uint8_t> trained) {
     if (shard_ && shard_->tokens() + ids.size() > options_.shard_tokens) finish_shard();
     if (!shard_) {
       const std::string name = fmt::format("shard-{:05d}.gwt", manifest_.shards.size());
       shard_ = std::make_unique<ShardWriter>(directory_ / name, options_.tokenizer.vocab_size);
     }
-    shard_->add_document(ids, text_bytes);
+    shard_->add_document(ids, text_bytes, trained);
   }
 
   SplitSummary finish() {
@@ -93,16 +93,17 @@ class Packer {
     text_ = std::make_unique<io::AtomicFile>(directory / "heldout.txt");
   }
 
-  void add(std::string_view text) {
+  void add(const Document& document) {
+    const std::string_view text = document.text;
     const uint64_t index = documents_++;
     if (rule_.kind == PackSummary::Holdout::kTails) {
       const size_t cut = tail_begin(text, options_.holdout);
-      queue(text.substr(0, cut), /*heldout=*/false);
-      queue(text.substr(cut), /*heldout=*/true);
+      queue({.text = text.substr(0, cut)}, /*heldout=*/false);
+      queue({.text = text.substr(cut)}, /*heldout=*/true);
     } else {
       const bool by_hash = rule_.kind == PackSummary::Holdout::kByHash;
-      queue(text, by_hash ? held_out_by_hash(text, options_.holdout)
-                          : rule_.kind == PackSummary::Holdout::kDocument && index == rule_.document);
+      queue(document, by_hash ? held_out_by_hash(text, options_.holdout)
+                              : rule_.kind == PackSummary::Holdout::kDocument && index == rule_.document);
     }
   }
 
@@ -115,30 +116,45 @@ class Packer {
   }
 
  private:
-  struct Document {
-    std::string text;
-    bool heldout;
-    std::vector<int32_t> ids;
+  struct Queued {
+    std::string text;  // after encoding a conversation: what of it is trained
+    bool chat, heldout;
+    std::string where;
+    std::vector<int32_t> ids = {};
+    std::vector<uint8_t> trained = {};
   };
 
-  void queue(std::string_view text, bool heldout) {
-    if (text.empty()) return;
-    queue_.push_back({std::string(text), heldout, {}});
-    queued_bytes_ += text.size();
+  void queue(const Document& document, bool heldout) {
+    if (document.text.empty()) return;
+    queue_.push_back({std::string(document.text), document.chat, heldout, document.where});
+    queued_bytes_ += document.text.size();
     if (queued_bytes_ >= kBatchBytes || queue_.size() >= kBatchDocuments) flush();
   }
 
-  void flush() {
+  void encode(Queued& document) const {
     const PackTokenizer& tokenizer = options_.tokenizer;
+    if (tokenizer.bos_id) document.ids.push_back(*tokenizer.bos_id);
+    if (document.chat) {
+      check(tokenizer.encode_chat != nullptr, "{}: a conversation, and this tokenizer has no chat format",
+            document.where);
+      ChatSample sample = tokenizer.encode_chat(document.text, document.where);
+      document.trained.assign(document.ids.size(), 0);
+      document.ids.insert(document.ids.end(), sample.ids.begin(), sample.ids.end());
+      document.trained.insert(document.trained.end(), sample.trained.begin(), sample.trained.end());
+      document.trained.push_back(0);  // the turn ends with a token of its own before [EOS]
+      document.text = std::move(sample.trained_text);
+    } else {
+      tokenizer.encode(document.text, document.ids);
+    }
+    document.ids.push_back(tokenizer.eos_id);
+  }
+
+  void flush() {
     parallel_for(0, static_cast<int64_t>(queue_.size()), /*grain=*/1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (tokenizer.bos_id) queue_[i].ids.push_back(*tokenizer.bos_id);
-        tokenizer.encode(queue_[i].text, queue_[i].ids);
-        queue_[i].ids.push_back(tokenizer.eos_id);
-      }
+      for (int64_t i = begin; i < end; ++i) encode(queue_[i]);
     });
     for (const auto& document : queue_) {
-      (document.heldout ? *heldout_ : train_).add(document.ids, document.text.size());
+      (document.heldout ? *heldout_ : train_).add(document.ids, document.text.size(), document.trained);
       if (document.heldout) text_->append(document.text);
     }
     queue_.clear();
@@ -151,22 +167,26 @@ class Packer {
   SplitWriter train_;
   std::unique_ptr<SplitWriter> heldout_;
   std::unique_ptr<io::AtomicFile> text_;
-  std::vector<Document> queue_;
+  std::vector<Queued> queue_;
   size_t queued_bytes_ = 0;
 };
 
 Rule choose_rule(const PackOptions& options, const std::vector<fs::path>& files) {
   if (options.holdout == 0) return {};
-  uint64_t chosen = 0;
+  uint64_t chosen = 0, chats = 0;
   std::vector<uint64_t> sizes;
   for (const auto& file : files) {
-    read_documents(file, [&](std::string_view text, uint64_t) {
-      if (text.empty()) return;
-      chosen += held_out_by_hash(text, options.holdout);
-      sizes.push_back(text.size());
+    read_documents(file, [&](const Document& document, uint64_t) {
+      if (document.text.empty()) return;
+      chosen += held_out_by_hash(document.text, options.holdout);
+      chats += document.chat;
+      sizes.push_back(document.text.size());
     });
     if (chosen >= kFewDocuments) return {.kind = PackSummary::Holdout::kByHash};
   }
+  check(chats == 0 || chosen > 0, "data pack: holding out {} of {} conversations chooses none of them",
+        options.holdout, chats);
+  if (chats > 0) return {.kind = PackSummary::Holdout::kByHash};
   const double wanted =
       options.holdout * static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
   Rule best{.kind = PackSummary::Holdout::kTails};
@@ -246,14 +266,14 @@ PackSummary pack_corpus(const PackOptions& options) {
   uint64_t before = 0, documents = 0;
   for (const auto& file : files) {
     uint64_t in_file = 0;
-    read_documents(file, [&](std::string_view text, uint64_t consumed) {
+    read_documents(file, [&](const Document& document, uint64_t consumed) {
       in_file = consumed;
-      if (text.empty()) {
+      if (document.text.empty()) {
         ++summary.empty_documents;
         return;
       }
       ++documents;
-      packer.add(text);
+      packer.add(document);
       if (options.progress) options.progress(before + consumed, total);
     });
     before += in_file;

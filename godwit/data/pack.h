@@ -14,10 +14,19 @@ namespace godwit::data {
 
 namespace fs = std::filesystem;
 
+// A conversation as tokens.
+struct ChatSample {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> trained;  // one for each id: inside what an assistant wrote
+  std::string trained_text;      // the text behind those
+};
+
 // What packing needs to know of a tokenizer.
 struct PackTokenizer {
   // Appends the ids of plain text (no special tokens out of it). Called from several threads at once.
   std::function<void(std::string_view text, std::vector<int32_t>& ids)> encode;
+  // A line {"messages": ...} as tokens; errors begin with `where`. None: conversations are refused.
+  std::function<ChatSample(std::string_view line, const std::string& where)> encode_chat = {};
   int64_t vocab_size = 0;
   int32_t eos_id = 0;                  // put after every document
   std::optional<int32_t> bos_id = {};  // put before every document, if given
@@ -35,15 +44,16 @@ struct PackOptions {
 };
 
 struct SplitSummary {
-  uint64_t documents = 0, tokens = 0, text_bytes = 0;
+  uint64_t documents = 0, tokens = 0;
+  uint64_t text_bytes = 0;  // of conversations: of what the assistant wrote
 };
 
 struct PackSummary {
   SplitSummary train, heldout;
   uint64_t empty_documents = 0;  // passed over
-  // How documents were held out: by the hash of the text; where that would choose fewer than kFewDocuments,
-  // one whole document, the shortest that has the share (and at most twice it); where there is none, the last
-  // part of each document.
+  // How documents were held out: by the hash of the text; where that would choose fewer than kFewDocuments
+  // (of conversations: none, which is an Error), one whole document, the shortest that has the share (and at
+  // most twice it); where there is none, the last part of each document.
   enum class Holdout { kNone, kByHash, kDocument, kTails } rule = Holdout::kNone;
 };
 

@@ -11,6 +11,11 @@ void PackedBatch::append(const TokenDataset& dataset, int64_t entry, const Segme
   ids.resize(at + segment.length + goes_on);
   dataset.copy_tokens(segment.document, segment.begin, std::span(ids).subspan(at));
   targets.insert(targets.end(), ids.begin() + static_cast<int64_t>(at) + 1, ids.end());
+  std::vector<uint8_t> trained(ids.size() - at - 1);
+  dataset.copy_trained(segment.document, segment.begin + 1, trained);
+  for (size_t i = 0; i < trained.size(); ++i) {
+    if (!trained[i]) targets[at + i] = kNoTarget;
+  }
   if (!goes_on) targets.push_back(kNoTarget);
   ids.resize(at + segment.length);
   cu_seqlens.push_back(static_cast<int64_t>(ids.size()));

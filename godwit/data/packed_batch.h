@@ -22,7 +22,8 @@ struct Piece {
 struct PackedBatch {
   std::vector<int64_t> ids;      // [T]
   std::vector<int64_t> targets;  // [T], the next token of the same document (also where a piece stops before
-                                 // the document does), or kNoTarget after its last one
+                                 // the document does); kNoTarget after its last one and where the loss is
+                                 // not to see the next token
   std::vector<int64_t> cu_seqlens{0};  // [N + 1], piece n holds the tokens cu_seqlens[n] .. cu_seqlens[n + 1]
   std::vector<Piece> pieces;           // [N]
 

@@ -14,7 +14,7 @@ namespace godwit::data {
 namespace {
 
 constexpr char kMagic[8] = {'G', 'W', 'T', 'O', 'K', 'E', 'N', 'S'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 1, kMaskedVersion = 2;
 constexpr std::string_view kFormat = "godwit-tokens";
 
 struct Header {
@@ -138,7 +138,10 @@ void ShardWriter::put(io::Bytes bytes) {
   file_.append(bytes);
 }
 
-void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes) {
+void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes,
+                               std::span<const uint8_t> trained) {
+  check(trained.empty() || trained.size() == ids.size(), "{}: {} tokens with {} marks of the loss",
+        file_.path().string(), ids.size(), trained.size());
   for (const int32_t id : ids) {
     check(id >= 0 && id < vocab_size_, "{}: token id {} of document {} is outside the vocabulary of {}",
           file_.path().string(), id, token_offsets_.size() - 1, vocab_size_);
@@ -148,6 +151,13 @@ void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes
     put(std::as_bytes(std::span(narrow_)));
   } else {
     put(std::as_bytes(ids));
+  }
+  for (size_t i = 0; i < trained.size(); ++i) {
+    if (trained[i]) continue;
+    const uint64_t at = token_offsets_.back() + i;
+    mask_.resize(std::max<size_t>(mask_.size(), at / 8 + 1), 0xFF);
+    mask_[at / 8] &= static_cast<uint8_t>(~(1u << (at % 8)));
+    masked_ = true;
   }
   token_offsets_.push_back(token_offsets_.back() + ids.size());
   text_offsets_.push_back(text_offsets_.back() + text_bytes);
@@ -159,7 +169,13 @@ ShardInfo ShardWriter::finish() {
   put(std::span(kZeros).first(padded(token_area) - token_area));
   put(std::as_bytes(std::span(token_offsets_)));
   put(std::as_bytes(std::span(text_offsets_)));
-  Header header{.version = kVersion,
+  if (masked_) {
+    mask_.resize(padded((tokens() + 7) / 8), 0xFF);
+    for (uint64_t bit = tokens(); bit < 8 * mask_.size(); ++bit)
+      mask_[bit / 8] &= static_cast<uint8_t>(~(1u << (bit % 8)));
+    put(std::as_bytes(std::span(mask_)));
+  }
+  Header header{.version = masked_ ? kMaskedVersion : kVersion,
                 .token_bytes = static_cast<uint32_t>(token_bytes_),
                 .vocab_size = static_cast<uint64_t>(vocab_size_),
                 .tokens = tokens(),
@@ -181,8 +197,8 @@ TokenShard::TokenShard(fs::path path) : file_(std::move(path)) {
   std::memcpy(&header, file_.bytes().data(), sizeof header);
   check(std::equal(std::begin(kMagic), std::end(kMagic), header.magic), "{}: not a token shard (wrong magic)",
         where);
-  check(header.version == kVersion, "{}: version {} of the format, expected {}", where, header.version,
-        kVersion);
+  check(header.version == kVersion || header.version == kMaskedVersion,
+        "{}: version {} of the format, expected {} or {}", where, header.version, kVersion, kMaskedVersion);
   check(header.header_checksum == header_checksum(header), "{}: the header is damaged (checksum)", where);
   check(header.vocab_size > 0 && header.vocab_size <= std::numeric_limits<int32_t>::max() &&
             static_cast<int>(header.token_bytes) == token_bytes_for(static_cast<int64_t>(header.vocab_size)),
@@ -190,12 +206,15 @@ TokenShard::TokenShard(fs::path path) : file_(std::move(path)) {
   constexpr uint64_t kMost = uint64_t{1} << 58;  // no overflow below
   check(header.tokens < kMost && header.documents < kMost, "{}: impossible counts", where);
   const uint64_t token_area = padded(header.tokens * header.token_bytes);
-  const uint64_t expected = sizeof header + token_area + 16 * (header.documents + 1);
+  const uint64_t offset_area = 16 * (header.documents + 1);
+  const uint64_t mask_area = header.version == kMaskedVersion ? padded((header.tokens + 7) / 8) : 0;
+  const uint64_t expected = sizeof header + token_area + offset_area + mask_area;
   check(file_.size() == expected, "{}: {} bytes, {} tokens of {} documents need {}: truncated?", where,
         file_.size(), header.tokens, header.documents, expected);
   const auto* offsets = reinterpret_cast<const uint64_t*>(file_.bytes().data() + sizeof header + token_area);
   token_offsets_ = {offsets, header.documents + 1};
   text_offsets_ = {offsets + header.documents + 1, header.documents + 1};
+  mask_ = file_.bytes().subspan(sizeof header + token_area + offset_area, mask_area);
   check_offsets(token_offsets_, header.tokens, "token", file_.path());
   check_offsets(text_offsets_, header.text_bytes, "text", file_.path());
   vocab_size_ = static_cast<int64_t>(header.vocab_size);
@@ -214,6 +233,14 @@ void TokenShard::copy_tokens(uint64_t document, uint64_t begin, std::span<int64_
   const bool inside = std::ranges::all_of(out, [&](int64_t id) { return id < vocab_size_; });
   check(inside, "{}: document {} has a token outside the vocabulary of {}: damaged?", path().string(),
         document, vocab_size_);
+}
+
+void TokenShard::copy_trained(uint64_t document, uint64_t begin, std::span<uint8_t> out) const {
+  const uint64_t at = token_offsets_[document] + begin;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const uint64_t bit = at + i;
+    out[i] = mask_.empty() || (std::to_integer<uint32_t>(mask_[bit / 8]) >> (bit % 8) & 1u) != 0;
+  }
 }
 
 void TokenShard::verify() const {

@@ -2,7 +2,7 @@
 //
 // shard-00000.gwt, little-endian, used as mapped:
 //   0   char magic[8]     "GWTOKENS"
-//   8   u32 version       1
+//   8   u32 version       1, or 2 with a loss mask
 //   12  u32 token_bytes   2 if every id of the vocabulary fits, else 4
 //   16  u64 vocab_size
 //   24  u64 tokens
@@ -13,6 +13,8 @@
 //   64  tokens, then zeros up to a multiple of 8
 //       u64 token_offset[documents + 1]   document d holds the tokens token_offset[d] .. token_offset[d + 1]
 //       u64 text_offset[documents + 1]    the same for its bytes of text
+//       version 2: a bit for each token, lowest first, then zeros up to a multiple of 8 bytes: whether the
+//       loss sees it (as the target of the token before it)
 #pragma once
 
 #include <cstdint>
@@ -60,8 +62,9 @@ int token_bytes_for(int64_t vocab_size);
 class ShardWriter {
  public:
   ShardWriter(fs::path path, int64_t vocab_size);
-  // `ids` must be in [0, vocab_size); may be empty.
-  void add_document(std::span<const int32_t> ids, uint64_t text_bytes);
+  // `ids` must be in [0, vocab_size); may be empty. `trained`: one for each id, whether the loss sees it;
+  // empty: all of them.
+  void add_document(std::span<const int32_t> ids, uint64_t text_bytes, std::span<const uint8_t> trained = {});
   uint64_t tokens() const { return token_offsets_.back(); }
   ShardInfo finish();
 
@@ -73,6 +76,8 @@ class ShardWriter {
   int token_bytes_;
   std::vector<uint64_t> token_offsets_{0};
   std::vector<uint64_t> text_offsets_{0};
+  std::vector<uint8_t> mask_;  // bits; those past its end are 1
+  bool masked_ = false;
   std::vector<uint16_t> narrow_;
   io::Xxh3 checksum_;
 };
@@ -98,6 +103,9 @@ class TokenShard {
 
   // Tokens begin .. begin + out.size() of the document. An id outside the vocabulary is an Error.
   void copy_tokens(uint64_t document, uint64_t begin, std::span<int64_t> out) const;
+  bool masked() const { return !mask_.empty(); }
+  // Whether the loss sees them, for tokens begin .. begin + out.size() of the document.
+  void copy_trained(uint64_t document, uint64_t begin, std::span<uint8_t> out) const;
   // Reads everything and compares with the checksum.
   void verify() const;
 
@@ -107,6 +115,7 @@ class TokenShard {
   int token_bytes_ = 0;
   uint64_t checksum_ = 0;
   std::span<const uint64_t> token_offsets_, text_offsets_;
+  std::span<const std::byte> mask_;  // empty: the loss sees all
 };
 
 }  // namespace godwit::data

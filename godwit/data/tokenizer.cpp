@@ -1,8 +1,12 @@
 #include "godwit/data/tokenizer.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <span>
 
+#include "godwit/base/check.h"
 #include "godwit/io/checksum.h"
+#include "godwit/text/chat_json.h"
 
 namespace godwit::data {
 
@@ -17,13 +21,38 @@ std::string tokenizer_hash(const Tokenizer& tokenizer) {
   return io::hex64(hash.digest());
 }
 
+ChatSample chat_sample(const Tokenizer& tokenizer, std::string_view line, const std::string& where) {
+  try {
+    const auto json = nlohmann::ordered_json::parse(line);
+    const std::vector<ChatMessage> messages = messages_from_json(json.at("messages"));
+    check(std::ranges::any_of(messages,
+                              [](const ChatMessage& m) { return m.role == ChatRole::kAssistant && m.train; }),
+          "no assistant message to train on");
+    for (const ChatMessage& message : messages) {
+      check(std::ranges::none_of(message.content, &ChatPart::is_image),
+            "images in conversations are not packed");
+    }
+    ChatOptions options = chat_options_from_json(json);
+    options.generation_prompt = false;
+    std::vector<ChatSegment> segments = render_chat(messages, options);
+    ChatIds encoded = encode_chat(segments, tokenizer);
+    std::erase_if(segments, [](const ChatSegment& s) { return !s.trained; });
+    return {std::move(encoded.ids), std::move(encoded.trained), chat_text(segments)};
+  } catch (const std::exception& error) {
+    fail("{}: {}", where, error.what());
+  }
+}
+
 PackTokenizer pack_tokenizer(const Tokenizer& tokenizer) {
-  return {.encode = [&tokenizer](std::string_view text,
-                                 std::vector<int32_t>& ids) { tokenizer.encode_append(text, ids); },
-          .vocab_size = tokenizer.vocab_size(),
-          .eos_id = tokenizer.special_id(kEos),
-          .bos_id = {},
-          .hash = tokenizer_hash(tokenizer)};
+  return {
+      .encode = [&tokenizer](std::string_view text,
+                             std::vector<int32_t>& ids) { tokenizer.encode_append(text, ids); },
+      .encode_chat = [&tokenizer](std::string_view line,
+                                  const std::string& where) { return chat_sample(tokenizer, line, where); },
+      .vocab_size = tokenizer.vocab_size(),
+      .eos_id = tokenizer.special_id(kEos),
+      .bos_id = {},
+      .hash = tokenizer_hash(tokenizer)};
 }
 
 }  // namespace godwit::data

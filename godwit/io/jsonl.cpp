@@ -14,6 +14,7 @@ bool JsonlReader::next(nlohmann::json& value) {
     } catch (const nlohmann::json::exception& error) {
       fail("{}: not valid JSON: {}", where(), error.what());
     }
+    line_ = *line;
     return true;
   }
   return false;

@@ -16,11 +16,14 @@ class JsonlReader {
   // The next value; lines of white space only are skipped. False at the end.
   bool next(nlohmann::json& value);
 
+  // The line that the last value stood on, until the next call.
+  std::string_view line() const { return line_; }
   std::string where() const { return lines_.where(); }
   uint64_t consumed() const { return lines_.consumed(); }
 
  private:
   LineReader lines_;
+  std::string_view line_;
 };
 
 // The text of `key` in an object; absent or no string is an Error that begins with `where`.

@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto path = fuzz::as_file(kNames[data[0] % 4], fuzz::text(data + 1, size - 1));
   fuzz::accepts([&] {
     uint64_t before = 0;
-    data::read_documents(path, [&](std::string_view, uint64_t consumed) {
+    data::read_documents(path, [&](const data::Document&, uint64_t consumed) {
       fuzz::require(consumed >= before && consumed <= size - 1);
       before = consumed;
     });
