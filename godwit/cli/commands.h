@@ -156,6 +156,21 @@ struct BenchKdaArgs {
 };
 int run_bench_kda(const BenchKdaArgs& args);
 
+struct BenchTrainArgs {
+  std::string model = "nano";
+  std::string override_json = "{}";
+  std::string dtype = "f32";  // f32 | bf16
+  int64_t tokens = 4096;
+  int64_t sequences = 1;
+  int repeats = 5;
+  bool recompute = false;
+  bool optimizer = true;
+  bool profile = false;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_bench_train(const BenchTrainArgs& args);
+
 struct ReportArgs {
   std::vector<std::string> runs;
   std::string out;  // empty: report.html in the first run directory

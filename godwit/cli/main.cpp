@@ -336,6 +336,30 @@ std::string unknown_command(const CLI::App& program, int argc, char** argv) {
   return {};
 }
 
+void add_bench_train(Commands& commands, CLI::App* bench) {
+  const auto [train, args] = commands.add(
+      bench, "train", "a training step on random tokens: forward, backward, optimiser", run_bench_train);
+  train->add_option("--model", args->model, "preset, directory or config.json")->capture_default_str();
+  train->add_option("--override", args->override_json, "configuration keys laid over it, a JSON object");
+  train->add_option("--dtype", args->dtype, "of weights and activations")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  train->add_option("--tokens", args->tokens, "of all sequences")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  train->add_option("--sequences", args->sequences, "of equal length")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  train->add_option("--repeats", args->repeats, "the best of these counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  train->add_flag("--recompute", args->recompute, "keep only each layer's inputs");
+  train->add_flag("!--no-optimizer", args->optimizer, "leave out the whole step with its optimiser state");
+  train->add_flag("--profile", args->profile, "where the time goes, by kernel or op");
+  add_json(train, args->json);
+  add_device(train, args->device);
+}
+
 void add_bench_commands(Commands& commands) {
   CLI::App* bench = commands.group("bench", "time the ops on this machine, beside what they replace");
   const auto [kda, args] =
@@ -352,6 +376,7 @@ void add_bench_commands(Commands& commands) {
       ->capture_default_str();
   add_json(kda, args->json);
   add_device(kda, args->device);
+  add_bench_train(commands, bench);
 }
 
 // The message alone, as one line: LibTorch's errors carry a backtrace.

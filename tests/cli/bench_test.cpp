@@ -26,5 +26,39 @@ TEST(Bench, KdaRefusesUnequalSequences) {
   EXPECT_NE(o.err.find("--tokens 10"), std::string::npos) << o.err;
 }
 
+// A model of two small layers: one KDA, one MLA, both with experts but the first.
+constexpr const char* kSmall =
+    R"({"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_token": 2, "vocab_size": 512,)"
+    R"( "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}})";
+
+TEST(Bench, TrainTimesThePartsOfAStep) {
+  const Outcome o = run({"bench", "train", "--override", kSmall, "--tokens", "64", "--sequences", "2",
+                         "--repeats", "1", "--profile", "--json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const auto json = o.json();
+  for (const char* part : {"forward", "forward_backward", "step"})
+    for (const char* key : {"ms", "median_ms", "tokens_per_s", "flops_per_s"})
+      EXPECT_GT(json.at(part).at(key).get<double>(), 0) << part << "." << key;
+  EXPECT_GT(json.at("peak_bytes_step").get<double>(),
+            json.at("peak_bytes_forward_backward").get<double>() / 2);
+  // What is nested in an op is not counted twice: the ops fit into the wall clock (one thread runs them, one
+  // more the backward).
+  const auto& profile = json.at("profile");
+  EXPECT_LE(profile.at("busy_ms").get<double>(), 1.01 * profile.at("wall_ms").get<double>());
+  bool experts = false;
+  for (const auto& op : profile.at("ops")) {
+    EXPECT_GE(op.at("ms").get<double>(), 0) << op;
+    experts |= op.at("name") == "godwit::moe_experts_fwd";
+  }
+  EXPECT_TRUE(experts) << profile.dump();
+  EXPECT_EQ(o.err, "");
+}
+
+TEST(Bench, TrainNamesAWrongConfigurationKey) {
+  const Outcome o = run({"bench", "train", "--override", R"({"num_expertz": 8})"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("num_expertz"), std::string::npos) << o.err;
+}
+
 }  // namespace
 }  // namespace godwit
