@@ -126,23 +126,34 @@ double gemm_rate(c10::Device device) {
   return 2.0 * 8192 * 8192 * 8192 / t.best_ms * 1e3;
 }
 
-json profile_json(const OpProfile& profile) {
+json rows_json(const std::vector<ProfiledOp>& ops) {
   json rows = json::array();
-  for (size_t i = 0; i < std::min(kProfileRows, profile.ops.size()); ++i) {
-    const ProfiledOp& op = profile.ops[i];
-    rows.push_back({{"name", op.name}, {"ms", op.ms}, {"calls", op.calls}});
+  for (size_t i = 0; i < std::min(kProfileRows, ops.size()); ++i)
+    rows.push_back({{"name", ops[i].name}, {"ms", ops[i].ms}, {"calls", ops[i].calls}});
+  return rows;
+}
+
+json profile_json(const OpProfile& profile) {
+  return {{"busy_ms", profile.busy_ms},
+          {"wall_ms", profile.wall_ms},
+          {"ops", rows_json(profile.ops)},
+          {"kernels", rows_json(profile.kernels)}};
+}
+
+void print_rows(const std::vector<ProfiledOp>& ops, double busy_ms) {
+  for (size_t i = 0; i < std::min(kProfileRows, ops.size()); ++i) {
+    print_out("  {:>9.3f} ms {:>5.1f} % {:>6} x  {}\n", ops[i].ms, 100 * ops[i].ms / busy_ms, ops[i].calls,
+              ops[i].name);
   }
-  return {{"busy_ms", profile.busy_ms}, {"wall_ms", profile.wall_ms}, {"ops", rows}};
 }
 
 void print_profile(const OpProfile& profile) {
   print_out("  one pass forward and backward: {:.1f} ms busy of {:.1f} ms\n", profile.busy_ms,
             profile.wall_ms);
-  for (size_t i = 0; i < std::min(kProfileRows, profile.ops.size()); ++i) {
-    const ProfiledOp& op = profile.ops[i];
-    print_out("  {:>9.3f} ms {:>5.1f} % {:>6} x  {}\n", op.ms, 100 * op.ms / profile.busy_ms, op.calls,
-              op.name);
-  }
+  print_rows(profile.ops, profile.busy_ms);
+  if (profile.kernels.empty()) return;
+  print_out("  the same by kernel:\n");
+  print_rows(profile.kernels, profile.busy_ms);
 }
 
 // The model and the pieces of a step that are timed.

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <map>
 #include <set>
+#include <string_view>
+#include <tuple>
 
 namespace godwit::cli {
 namespace {
@@ -15,34 +17,62 @@ namespace profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
 struct Span {
-  uint64_t begin, end, thread;
+  uint64_t begin, end, thread, id;
   std::string name;
+  const Span* parent = nullptr;
+  uint64_t inside = 0;  // ns of the spans right inside it
 };
 
-// "void at::native::foo<...>(...)" to "at::native::foo".
+constexpr size_t kLongestName = 96;
+
+// A kernel's signature up to its interesting part: without "void" and anonymous namespaces.
 std::string kernel_name(std::string name) {
   if (name.starts_with("void ")) name.erase(0, 5);
-  const size_t from = name.starts_with("(anonymous namespace)::") ? 23 : 0;
-  const size_t end = name.find_first_of("<(", from);
-  return name.substr(from, end == std::string::npos ? end : end - from);
+  constexpr std::string_view kAnonymous = "(anonymous namespace)::";
+  for (size_t at = name.find(kAnonymous); at != std::string::npos; at = name.find(kAnonymous))
+    name.erase(at, kAnonymous.size());
+  return name.size() > kLongestName ? name.substr(0, kLongestName) + "..." : name;
 }
 
-// Spans of one thread nest: what lies inside a span is taken off its own time.
-void add_nested(std::vector<Span>& spans, std::map<std::string, ProfiledOp>& ops) {
+// Spans of one thread nest: finds what each lies in.
+void find_parents(std::vector<Span>& spans) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return std::tie(a.thread, a.begin, b.end) < std::tie(b.thread, b.begin, a.end);
   });
-  std::vector<const Span*> open;
-  for (const Span& span : spans) {
+  std::vector<Span*> open;
+  for (Span& span : spans) {
     while (!open.empty() && (open.back()->thread != span.thread || open.back()->end <= span.begin))
       open.pop_back();
-    const double ms = static_cast<double>(span.end - span.begin) * 1e-6;
-    ProfiledOp& op = ops[span.name];
-    op.ms += ms;
-    ++op.calls;
-    if (!open.empty()) ops[open.back()->name].ms -= ms;
+    if (!open.empty()) {
+      span.parent = open.back();
+      open.back()->inside += span.end - span.begin;
+    }
     open.push_back(&span);
   }
+}
+
+// The nearest of this project's ops that the span lies in, or else the outermost op of ATen's.
+const std::string& owner(const Span& span) {
+  const Span* outermost = &span;
+  for (const Span* at = &span; at != nullptr; at = at->parent) {
+    if (at->name.starts_with("godwit::")) return at->name;
+    if (at->name.starts_with("aten::")) outermost = at;
+  }
+  return outermost->name;
+}
+
+void add(std::map<std::string, ProfiledOp>& to, const std::string& name, uint64_t ns) {
+  ProfiledOp& op = to[name];
+  op.name = name;
+  op.ms += static_cast<double>(ns) * 1e-6;
+  ++op.calls;
+}
+
+std::vector<ProfiledOp> longest_first(const std::map<std::string, ProfiledOp>& ops) {
+  std::vector<ProfiledOp> out;
+  for (const auto& [name, op] : ops) out.push_back(op);
+  std::sort(out.begin(), out.end(), [](const ProfiledOp& a, const ProfiledOp& b) { return a.ms > b.ms; });
+  return out;
 }
 
 }  // namespace
@@ -60,28 +90,40 @@ OpProfile profile_ops(c10::Device device, const std::function<void()>& work) {
   if (gpu) c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());
   const auto result = profiler::disableProfiler();
 
-  std::vector<Span> spans;
+  std::vector<Span> ops;
   for (const auto& event : result->events()) {
-    if ((event.deviceType() == at::kCPU) == gpu) continue;
-    spans.push_back({event.startNs(), event.endNs(), gpu ? 0 : event.startThreadId(),
-                     gpu ? kernel_name(event.name()) : event.name()});
+    if (event.deviceType() == at::kCPU)
+      ops.push_back(
+          {event.startNs(), event.endNs(), event.startThreadId(), event.correlationId(), event.name()});
   }
-  std::map<std::string, ProfiledOp> by_name;
+  find_parents(ops);
+  std::map<uint64_t, const Span*> by_id;
+  for (const Span& op : ops) by_id.emplace(op.id, &op);
+
+  std::map<std::string, ProfiledOp> by_op, by_kernel;
   OpProfile profile;
   uint64_t first = ~uint64_t{0}, last = 0;
-  for (const Span& span : spans) {
-    first = std::min(first, span.begin);
-    last = std::max(last, span.end);
+  const auto count = [&](uint64_t begin, uint64_t end, uint64_t own) {
+    first = std::min(first, begin);
+    last = std::max(last, end);
+    profile.busy_ms += static_cast<double>(own) * 1e-6;
+  };
+  for (const auto& event : result->events()) {
+    if (!gpu || event.deviceType() == at::kCPU) continue;
+    const auto launched_by = by_id.find(event.linkedCorrelationId());
+    add(by_op, launched_by == by_id.end() ? "(no op)" : owner(*launched_by->second), event.durationNs());
+    add(by_kernel, kernel_name(event.name()), event.durationNs());
+    count(event.startNs(), event.endNs(), event.durationNs());
   }
-  add_nested(spans, by_name);
-  if (!spans.empty()) profile.wall_ms = static_cast<double>(last - first) * 1e-6;
-  for (auto& [name, op] : by_name) {
-    op.name = name;
-    profile.busy_ms += op.ms;
-    profile.ops.push_back(op);
+  for (const Span& op : ops) {
+    if (gpu) break;
+    const uint64_t own = op.end - op.begin - op.inside;
+    add(by_op, op.name, own);
+    count(op.begin, op.end, own);
   }
-  std::sort(profile.ops.begin(), profile.ops.end(),
-            [](const ProfiledOp& a, const ProfiledOp& b) { return a.ms > b.ms; });
+  if (last > first) profile.wall_ms = static_cast<double>(last - first) * 1e-6;
+  profile.ops = longest_first(by_op);
+  profile.kernels = longest_first(by_kernel);
   return profile;
 }
 

@@ -1,4 +1,4 @@
-// Where the time of a piece of work goes, by LibTorch's profiler: GPU kernels, or ops on the CPU.
+// Where the time of a piece of work goes, by LibTorch's profiler.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,17 +12,18 @@ namespace godwit::cli {
 
 struct ProfiledOp {
   std::string name;
-  double ms = 0;  // without what it calls
+  double ms = 0;  // on the CPU without what it calls; on a GPU of the kernels it launched
   int64_t calls = 0;
 };
 
 struct OpProfile {
-  std::vector<ProfiledOp> ops;  // the longest first
-  double busy_ms = 0;           // sum over the ops
-  double wall_ms = 0;           // from the first to the last
+  std::vector<ProfiledOp> ops;      // the longest first; on a GPU this project's ops with all that they call
+  std::vector<ProfiledOp> kernels;  // on a GPU: the same time by kernel
+  double busy_ms = 0;               // sum over the ops
+  double wall_ms = 0;               // from the first to the last
 };
 
-// Runs `work` once under the profiler. A GPU: its kernels by name (template arguments left out); a CPU: ops.
+// Runs `work` once under the profiler.
 OpProfile profile_ops(c10::Device device, const std::function<void()>& work);
 
 }  // namespace godwit::cli
