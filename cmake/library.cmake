@@ -127,7 +127,7 @@ function(godwit_test dir)
   endif()
   target_compile_definitions(${target} PRIVATE GODWIT_FIXTURES="${CMAKE_SOURCE_DIR}/tests/fixtures"
                              GODWIT_SOURCE_DIR="${CMAKE_SOURCE_DIR}" GODWIT_BINARY="${CMAKE_BINARY_DIR}/godwit")
-  if(dir MATCHES "^(ops|dist|model|train|infer|plan|serve|cli)$")
+  if(dir MATCHES "^(ops|dist|model|train|infer|rl|plan|serve|cli)$")
     godwit_use_pch(${target})
   endif()
   add_test(NAME ${dir} COMMAND ${target} --gtest_brief=1)
