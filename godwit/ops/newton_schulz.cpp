@@ -11,10 +11,10 @@
 namespace godwit::ops {
 namespace {
 
-void by_bmm(Tensor& batch, int64_t steps) {
+void by_bmm(Tensor& batch, int64_t steps, at::ScalarType compute) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   const bool tall = batch.size(1) > batch.size(2);
-  Tensor x = batch / (at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true) + 1e-7);
+  Tensor x = (batch / (at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true) + 1e-7)).to(compute);
   for (int64_t i = 0; i < steps; ++i) {
     const Tensor gram = tall ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());  // A, of the smaller side
     const Tensor poly = at::baddbmm(gram, gram, gram, kB, kC);           // b A + c A^2
@@ -23,17 +23,18 @@ void by_bmm(Tensor& batch, int64_t steps) {
   batch.copy_(x);
 }
 
-void meta(Tensor& /*batch*/, int64_t /*steps*/) {}
+void meta(Tensor& /*batch*/, int64_t /*steps*/, std::optional<at::ScalarType> /*compute*/) {}
 
 }  // namespace
 
-void newton_schulz_(Tensor& batch, int64_t steps) {
+void newton_schulz_(Tensor& batch, int64_t steps, std::optional<at::ScalarType> compute) {
   TORCH_CHECK(batch.dim() == 3 && steps >= 0,
               "newton_schulz_: expected a batch [n, r, c] and steps >= 0, got ", batch.sizes(), " and ",
               steps);
   if (batch.numel() == 0) return;
+  const bool own = compute.value_or(batch.scalar_type()) == batch.scalar_type();
   const bool small = std::min(batch.size(1), batch.size(2)) <= kernels::kNewtonSchulzMaxSide;
-  if (batch.device().is_cpu() && batch.scalar_type() == at::kFloat && batch.is_contiguous() && small) {
+  if (batch.device().is_cpu() && batch.scalar_type() == at::kFloat && batch.is_contiguous() && small && own) {
     kernels::newton_schulz_cpu({.batch = batch.data_ptr<float>(),
                                 .n = batch.size(0),
                                 .rows = batch.size(1),
@@ -41,12 +42,13 @@ void newton_schulz_(Tensor& batch, int64_t steps) {
                                 .steps = steps});
     return;
   }
-  by_bmm(batch, steps);
+  const bool gpu_fp32 = batch.is_cuda() && batch.scalar_type() == at::kFloat;
+  by_bmm(batch, steps, compute.value_or(gpu_fp32 ? at::kBFloat16 : batch.scalar_type()));
 }
 
 // Called from C++ directly: Muon runs it inside a parallel_for.
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
-  m.def("newton_schulz_(Tensor(a!) batch, int steps) -> ()");
+  m.def("newton_schulz_(Tensor(a!) batch, int steps, ScalarType? compute=None) -> ()");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
   m.impl("newton_schulz_", newton_schulz_);

@@ -146,7 +146,8 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& h
 // Newton-Schulz on each matrix of batch [n, r, c], in place, no gradient. With X_0 = M / (|M|_F + 1e-7):
 //   X <- a X + (b A + c A^2) X,  A = X X^T,  (a, b, c) = (3.4445, -4.7750, 2.0315)   (Jordan et al. 2024)
 // `steps` times; where r > c the same from the right. The singular values end in about [0.7, 1.2]; zero stays
-// zero.
-void newton_schulz_(Tensor& batch, int64_t steps);
+// zero. `compute`: the products' dtype; by default the batch's own, but bf16 for fp32 batches on a GPU, as
+// Muon is run everywhere (the iteration corrects its own rounding; the norm stays fp32).
+void newton_schulz_(Tensor& batch, int64_t steps, std::optional<at::ScalarType> compute = std::nullopt);
 
 }  // namespace godwit::ops

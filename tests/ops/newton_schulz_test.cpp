@@ -73,6 +73,24 @@ TEST(NewtonSchulz, SingularValuesComeNearOne) {
   EXPECT_LT(values.max().item<float>(), 1.3f);
 }
 
+// What a GPU computes. Rounding to bf16 (2^-9 relative, each product) moves the singular values, not their
+// range: the iteration pulls whatever it meets towards [0.7, 1.2].
+TEST(NewtonSchulz, InBf16TheSingularValuesComeNearOneToo) {
+  at::manual_seed(5);
+  for (const auto& [r, c] : std::vector<std::pair<int64_t, int64_t>>{{32, 64}, {96, 24}, {150, 200}}) {
+    at::Tensor batch = at::randn({4, r, c}) * 1e-3, exact = batch.clone();
+    ops::newton_schulz_(exact, 5);
+    ops::newton_schulz_(batch, 5, at::kBFloat16);
+    const at::Tensor values = std::get<1>(at::linalg_svd(batch));
+    EXPECT_GT(values.min().item<float>(), 0.3f);
+    EXPECT_LT(values.max().item<float>(), 1.3f);
+    // The direction of the update is the same: the angle between the two is small.
+    const at::Tensor cosine = (batch * exact).sum({1, 2}) / (batch.norm(2, {1, 2}) * exact.norm(2, {1, 2}));
+    EXPECT_GT(cosine.min().item<float>(), 0.99f);
+    EXPECT_EQ(batch.scalar_type(), at::kFloat);
+  }
+}
+
 TEST(NewtonSchulz, AMatrixDoesNotDependOnItsBatch) {
   at::manual_seed(4);
   const at::Tensor batch = at::randn({37, 24, 40});
