@@ -55,6 +55,15 @@ struct DataPackArgs {
 };
 int run_data_pack(const DataPackArgs& args);
 
+struct DataDemosArgs {
+  std::string environment;
+  std::string options_json = "{}";
+  std::string out;
+  int64_t count = 1000;
+  uint64_t seed = 0;
+};
+int run_data_demos(const DataDemosArgs& args);
+
 // A model and how to draw from it.
 struct ModelArgs {
   std::string model = {};

@@ -1,12 +1,15 @@
-// `godwit data pack`: text to token shards.
+// `godwit data pack`: text to token shards; `godwit data demos`: conversations of scripted experts.
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
+#include "godwit/base/check.h"
 #include "godwit/base/progress.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/documents.h"
 #include "godwit/data/pack.h"
 #include "godwit/data/tokenizer.h"
+#include "godwit/rl/demonstrate.h"
 
 namespace godwit::cli {
 namespace {
@@ -55,6 +58,31 @@ int run_data_pack(const DataPackArgs& args) {
   print_split("train", summary.train);
   if (args.holdout > 0) print_split("held out", summary.heldout);
   if (summary.empty_documents > 0) print_out("{} empty documents passed over\n", summary.empty_documents);
+  return 0;
+}
+
+int run_data_demos(const DataDemosArgs& args) {
+  const auto options = nlohmann::json::parse(args.options_json, nullptr, /*allow_exceptions=*/false);
+  check(options.is_object(), "--options: expected a JSON object");
+  const auto environment = rl::make_environment(args.environment, options);
+  io::AtomicFile file(args.out);
+  ProgressBar bar({.label = "episodes", .total = args.count});
+  double success = 0;
+  int64_t calls = 0, faults = 0;
+  for (int64_t i = 0; i < args.count; ++i) {
+    const rl::Demonstration episode = rl::demonstrate(*environment, args.seed + static_cast<uint64_t>(i));
+    file.append(rl::to_json(episode).dump() + "\n");
+    success += episode.success;
+    calls += episode.calls;
+    faults += episode.faults;
+    bar.update(i + 1, "");
+  }
+  file.commit();
+  bar.finish();
+  const auto count = static_cast<double>(args.count);
+  print_out("{}: {} episodes of {}, {:.1f} % solved, {:.2f} tool calls an episode, {:.2f} of them failed\n",
+            args.out, args.count, args.environment, 100 * success / count, static_cast<double>(calls) / count,
+            static_cast<double>(faults) / count);
   return 0;
 }
 

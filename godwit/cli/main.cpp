@@ -220,6 +220,19 @@ void add_data_commands(Commands& commands) {
       ->check(CLI::Range(0.0, 0.9))
       ->capture_default_str();
   pack->add_flag("--replace", args->replace, "put the result in the place of an existing directory");
+  const auto [demos, demo_args] = commands.add(
+      data, "demos", "conversations of an environment's scripted expert, to fine-tune on", run_data_demos);
+  demos->add_option("environment", demo_args->environment, "its name, as in an RL recipe")->required();
+  demos->add_option("--out", demo_args->out, "file to write, one conversation a line")
+      ->required()
+      ->type_name("FILE.jsonl");
+  demos->add_option("--options", demo_args->options_json, "of the environment, a JSON object")
+      ->capture_default_str();
+  demos->add_option("--count", demo_args->count, "episodes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  demos->add_option("--seed", demo_args->seed, "of the first episode; the next have the numbers after it")
+      ->capture_default_str();
 }
 
 // The model's directory, how to draw, and where it runs.

@@ -6,7 +6,8 @@
 #include "godwit/base/progress.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
-#include "godwit/io/text_file.h"
+#include "godwit/data/documents.h"
+#include "godwit/data/tokenizer.h"
 #include "godwit/text/tokenizer.h"
 #include "godwit/text/train_bpe.h"
 
@@ -16,9 +17,11 @@ int run_tokenizer_train(const TokenizerTrainArgs& args) {
   BpeTrainer trainer;
   uint64_t bytes = 0;
   for (const std::string& input : args.inputs) {
-    const std::string text = io::read_text(input);
-    trainer.add_text(text);
-    bytes += text.size();
+    data::read_documents(input, [&](const data::Document& document, uint64_t) {
+      const std::string text = data::plain_text(document);
+      trainer.add_text(text);
+      bytes += text.size();
+    });
   }
   ProgressBar progress({.label = "merging", .total = args.vocab_size});
   std::vector<std::string> tokens = trainer.train(

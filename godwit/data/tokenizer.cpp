@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <span>
 
 #include "godwit/base/check.h"
@@ -9,6 +10,28 @@
 #include "godwit/text/chat_json.h"
 
 namespace godwit::data {
+
+namespace {
+
+const std::regex kSpecial(R"(<\|[a-z_]+\|>)");
+
+bool is_trained(const ChatMessage& message) {
+  return message.role == ChatRole::kAssistant && message.train;
+}
+
+std::vector<ChatSegment> chat_segments(std::string_view line) {
+  const auto json = nlohmann::ordered_json::parse(line);
+  const std::vector<ChatMessage> messages = messages_from_json(json.at("messages"));
+  check(std::ranges::any_of(messages, is_trained), "no assistant message to train on");
+  for (const ChatMessage& message : messages)
+    check(std::ranges::none_of(message.content, &ChatPart::is_image),
+          "images in conversations are not packed");
+  ChatOptions options = chat_options_from_json(json);
+  options.generation_prompt = false;
+  return render_chat(messages, options);
+}
+
+}  // namespace
 
 std::string tokenizer_hash(const Tokenizer& tokenizer) {
   io::Xxh3 hash;
@@ -23,24 +46,26 @@ std::string tokenizer_hash(const Tokenizer& tokenizer) {
 
 ChatSample chat_sample(const Tokenizer& tokenizer, std::string_view line, const std::string& where) {
   try {
-    const auto json = nlohmann::ordered_json::parse(line);
-    const std::vector<ChatMessage> messages = messages_from_json(json.at("messages"));
-    check(std::ranges::any_of(messages,
-                              [](const ChatMessage& m) { return m.role == ChatRole::kAssistant && m.train; }),
-          "no assistant message to train on");
-    for (const ChatMessage& message : messages) {
-      check(std::ranges::none_of(message.content, &ChatPart::is_image),
-            "images in conversations are not packed");
-    }
-    ChatOptions options = chat_options_from_json(json);
-    options.generation_prompt = false;
-    std::vector<ChatSegment> segments = render_chat(messages, options);
+    std::vector<ChatSegment> segments = chat_segments(line);
     ChatIds encoded = encode_chat(segments, tokenizer);
     std::erase_if(segments, [](const ChatSegment& s) { return !s.trained; });
     return {std::move(encoded.ids), std::move(encoded.trained), chat_text(segments)};
   } catch (const std::exception& error) {
     fail("{}: {}", where, error.what());
   }
+}
+
+std::string plain_text(const Document& document) {
+  if (!document.chat) return std::string(document.text);
+  std::string text;
+  try {
+    for (const ChatSegment& segment : chat_segments(document.text)) {
+      text += segment.control ? std::regex_replace(segment.text, kSpecial, "\n") : segment.text;
+    }
+  } catch (const std::exception& error) {
+    fail("{}: {}", document.where, error.what());
+  }
+  return text;
 }
 
 PackTokenizer pack_tokenizer(const Tokenizer& tokenizer) {
