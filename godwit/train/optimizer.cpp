@@ -143,7 +143,9 @@ OptimizerStep Optimizer::gather_gradients() {
 
 void Optimizer::set_gradient(std::string_view name, const at::Tensor& grad) {
   const auto found = by_name_.find(name);
-  if (found != by_name_.end()) slots_[found->second].param.grad = grad;
+  if (found == by_name_.end()) return;
+  slots_[found->second].param.grad = grad;
+  slots_[found->second].grad.reset();
 }
 
 OptimizerStep Optimizer::step(double lr_multiplier, const Accept& accept) {

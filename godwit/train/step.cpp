@@ -294,6 +294,7 @@ StepResult TrainStep::run(const StepInput& input) {
   for (Param& param : params_) {
     param.value.mutable_grad() = at::Tensor();
     param.grad = at::Tensor();
+    optimizer_.set_gradient(param.name, {});  // else it would hold the last step's through this one
   }
   const auto batches = micro_batches(input.loader, input.batch, recipe_.train.micro_batch_tokens, group_);
   std::optional<std::string> fault;

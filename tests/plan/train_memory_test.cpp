@@ -2,31 +2,16 @@
 #include "godwit/plan/train_memory.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <nlohmann/json.hpp>
 
 #include "godwit/model/forward.h"
 #include "godwit/ops/ops.h"
+#include "tests/support/meter.h"
 
 namespace godwit {
 namespace {
-
-// Live bytes of all tensors on the CPU, and their largest number.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    const int64_t now = live += bytes;
-    int64_t before = peak.load();
-    while (now > before && !peak.compare_exchange_weak(before, now)) {
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  std::atomic<int64_t> live{0}, peak{0};
-};
 
 // `nano` with fewer and smaller experts, so that a test takes a second; every kind of layer is there.
 ModelConfig small() {
@@ -55,7 +40,7 @@ double measure(const ModelConfig& config, const TrainShape& shape) {
   const at::Tensor weight = at::full({shape.micro_tokens}, 1.0 / static_cast<double>(shape.micro_tokens));
   ForwardOptions options;
   options.recompute = shape.recompute;
-  const auto meter = std::make_shared<Meter>();
+  const auto meter = std::make_shared<test::Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const at::Tensor hidden = forward_hidden(config, weights, batch, nullptr, options);
   std::get<0>(ops::linear_cross_entropy(hidden, head_weight(config, weights), batch.ids, weight)).backward();
