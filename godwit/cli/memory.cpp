@@ -58,16 +58,21 @@ int64_t micro_tokens(const Recipe& recipe, const StageOptions& stage, int64_t ra
 
 }  // namespace
 
+TrainShape stage_shape(const Recipe& recipe, const StageOptions& stage, c10::Device device, int64_t ranks) {
+  TrainShape shape{.context = stage.context, .micro_tokens = micro_tokens(recipe, stage, ranks)};
+  shape.accumulate = shape.micro_tokens * ranks < stage.batch_tokens;
+  shape.bf16 = recipe.train.dtype == TrainDtype::kBf16;
+  shape.recompute = recipe.train.recompute == Recompute::kBlock;
+  shape.quantile = recipe.balance.method == BalanceMethod::kQuantile;
+  shape.cuda = device.is_cuda();
+  shape.fused = fused_ops(shape.cuda);
+  return shape;
+}
+
 RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks) {
   RunForecast most;
   for (const StageOptions& stage : recipe.stages) {
-    TrainShape shape{.context = stage.context, .micro_tokens = micro_tokens(recipe, stage, ranks)};
-    shape.accumulate = shape.micro_tokens * ranks < stage.batch_tokens;
-    shape.bf16 = recipe.train.dtype == TrainDtype::kBf16;
-    shape.recompute = recipe.train.recompute == Recompute::kBlock;
-    shape.quantile = recipe.balance.method == BalanceMethod::kQuantile;
-    shape.cuda = device.is_cuda();
-    shape.fused = fused_ops(shape.cuda);
+    const TrainShape shape = stage_shape(recipe, stage, device, ranks);
     const TrainMemory memory = forecast_training(config, shape);
     if (!most.stage.empty() && memory.total() <= most.memory.total()) continue;
     most = {.memory = memory, .stage = stage.name, .shape = shape};

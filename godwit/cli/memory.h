@@ -17,6 +17,9 @@ struct RunForecast {
   TrainShape shape;
 };
 
+// What one micro-batch of a stage looks like; `ranks` share each batch.
+TrainShape stage_shape(const Recipe& recipe, const StageOptions& stage, c10::Device device, int64_t ranks);
+
 // Of the stage that needs most. `ranks` share each batch.
 RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks);
 
