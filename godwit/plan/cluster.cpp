@@ -1,15 +1,13 @@
 #include "godwit/plan/cluster.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <vector>
 
 #include "godwit/base/check.h"
-#include "godwit/model/weights.h"
 #include "godwit/plan/activations.h"
+#include "godwit/plan/parameters.h"
 #include "godwit/plan/plan.h"
 
 namespace godwit {
@@ -62,20 +60,12 @@ struct Sizes {
 Sizes measure(const ModelConfig& config) {
   Sizes sizes;
   sizes.layers.resize(config.layers);
-  ModelWeights weights = weight_structure(config);
-  for_each_param(config, weights, [&](const ParamInfo& info, at::Tensor&) {
-    double n = 1;
-    for (const int64_t size : info.shape) n *= positive(size);
-    const double bytes = n * (info.keep_fp32 ? 4.0 : kBf16);
-    const bool muon = info.role == ParamRole::kMatrix || info.role == ParamRole::kExperts;
-    double state = n * (muon ? 4.0 : 8.0);
-    if (!info.keep_fp32) state += n * 4.0;
-    if (info.role == ParamRole::kRouterBias) state = 0;
-    const size_t at = info.name.find("layers.");
-    Size& size = info.role == ParamRole::kEmbedding ? sizes.first
-                 : at == std::string::npos          ? sizes.last
-                                                    : sizes.layers[std::stoll(info.name.substr(at + 7))];
-    const bool experts = info.role == ParamRole::kExperts, split = is_split(info);
+  for_each_size(config, [&](const SizedParam& p) {
+    const double bytes = p.bytes(/*bf16=*/true), state = p.state_bytes(/*bf16=*/true);
+    Size& size = p.layer >= 0                           ? sizes.layers[p.layer]
+                 : p.info.role == ParamRole::kEmbedding ? sizes.first
+                                                        : sizes.last;
+    const bool experts = p.info.role == ParamRole::kExperts, split = is_split(p.info);
     (experts ? size.experts : split ? size.split : size.whole) += bytes;
     (experts ? size.experts_state : split ? size.split_state : size.whole_state) += state;
   });

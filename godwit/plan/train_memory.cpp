@@ -1,14 +1,13 @@
 #include "godwit/plan/train_memory.h"
 
-#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "godwit/base/check.h"
-#include "godwit/model/weights.h"
 #include "godwit/plan/activations.h"
+#include "godwit/plan/parameters.h"
 
 namespace godwit {
 namespace {
@@ -40,24 +39,19 @@ struct Weights {
 Weights measure_weights(const ModelConfig& config, const TrainShape& shape) {
   Weights w;
   w.layers.resize(config.layers);
-  ModelWeights structure = weight_structure(config);
-  for_each_param(config, structure, [&](const ParamInfo& info, at::Tensor&) {
-    double n = 1;
-    for (const int64_t size : info.shape) n *= d(size);
-    const bool wide = !shape.bf16 || info.keep_fp32;
-    const double bytes = n * (wide ? kFp32 : 2.0);
-    w.bytes += bytes;
-    if (info.role == ParamRole::kRouterBias) return;
-    const bool muon = info.role == ParamRole::kMatrix || info.role == ParamRole::kExperts;
-    w.state += n * kFp32 * (muon ? 1.0 : 2.0) + (wide ? 0 : n * kFp32);
-    w.gradients += bytes;
-    if (info.role == (config.tie_embeddings ? ParamRole::kEmbedding : ParamRole::kHead)) w.head = n;
-    if (const size_t at = info.name.find("layers."); at != std::string::npos) {
+  for_each_size(config, [&](const SizedParam& p) {
+    const ParamInfo& info = p.info;
+    w.bytes += p.bytes(shape.bf16);
+    w.state += p.state_bytes(shape.bf16);
+    if (!p.trained) return;
+    w.gradients += p.bytes(shape.bf16);
+    if (info.role == (config.tie_embeddings ? ParamRole::kEmbedding : ParamRole::kHead)) w.head = p.count;
+    if (p.layer >= 0) {
       const bool token = info.name.find("self_attn") != std::string::npos;
-      Weights::Layer& layer = w.layers[std::stoll(info.name.substr(at + 7))];
-      (token ? layer.token : layer.channel) += bytes;
+      Weights::Layer& layer = w.layers[p.layer];
+      (token ? layer.token : layer.channel) += p.bytes(shape.bf16);
     }
-    if (!muon) return;
+    if (!p.muon) return;
     // Muon on this shape: the update, the iterate and its successor, and two Gram matrices of the smaller
     // side.
     const double cols = d(info.shape.back());
@@ -67,7 +61,7 @@ Weights measure_weights(const ModelConfig& config, const TrainShape& shape) {
     const double small = std::min(rows, cols);
     if (!shape.cuda && small <= 128 && rows * cols <= kMuonInCache) return;
     // Equal matrices of all layers share a call of up to kMuonBatch elements.
-    const double alike = n / (rows * cols) * d(config.layers);
+    const double alike = p.count / (rows * cols) * d(config.layers);
     const double count = std::min(alike, std::max(1.0, kMuonBatch / (rows * cols)));
     w.muon_work = std::max(w.muon_work, count * (3 * rows * cols + 2 * small * small) * kFp32);
   });
