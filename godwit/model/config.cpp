@@ -147,6 +147,12 @@ void read_layer_types(const Reader& text, ModelConfig& config) {
 void read_attention(const Reader& text, ModelConfig& config) {
   MlaConfig& mla = config.mla;
   mla.heads = text.positive("num_attention_heads");
+  const int64_t key_heads = text.positive("num_key_value_heads", mla.heads);
+  check(key_heads == mla.heads,
+        "{}: 'num_key_value_heads' must be num_attention_heads, {}: every head of latent attention has keys "
+        "and "
+        "values of its own; got {}",
+        text.where(), mla.heads, key_heads);
   mla.q_lora_rank = text.not_negative("q_lora_rank");
   mla.kv_lora_rank = text.not_negative("kv_lora_rank");
   mla.nope_dim = text.not_negative("qk_nope_head_dim");
@@ -164,6 +170,14 @@ void read_attention(const Reader& text, ModelConfig& config) {
   config.kda.conv_kernel = linear.positive("short_conv_kernel_size", 4);
   config.kda.full_rank_gate = linear.boolean("use_full_rank_gate", false);
   config.kda.gate_lower_bound = linear.number("gate_lower_bound", 0.0);
+}
+
+// What a configuration may ask for and no layer here does.
+void refuse_unsupported(const Reader& text) {
+  const int64_t next = text.not_negative("num_nextn_predict_layers");
+  check(next == 0,
+        "{}: 'num_nextn_predict_layers' must be 0, got {}: there are no layers that predict further tokens",
+        text.where(), next);
 }
 
 void read_moe(const Reader& text, ModelConfig& config) {
@@ -374,6 +388,7 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
   config.pad_id = root.integer("pad_token_id", text.integer("pad_token_id", -1));
   config.media_id = root.integer("media_placeholder_token_id", -1);
   read_attention(text, config);
+  refuse_unsupported(text);
   read_moe(text, config);
   config.attn_res_block = text.not_negative("attn_res_block_size");
   config.attn_res = config.attn_res_block > 0 ? AttnResKind::kBlock : AttnResKind::kNone;

@@ -118,6 +118,12 @@ TEST(Config, ErrorsNameKeyExpectedAndFound) {
   bad["text_config"]["num_hidden_layers"] = 1000000000;
   EXPECT_THAT(error_of(bad), HasSubstr("'num_hidden_layers' must be at most 100000"));
   bad = base;
+  bad["text_config"]["num_key_value_heads"] = 1;
+  EXPECT_THAT(error_of(bad), HasSubstr("'num_key_value_heads' must be num_attention_heads, "));
+  bad = base;
+  bad["text_config"]["num_nextn_predict_layers"] = 1;
+  EXPECT_THAT(error_of(bad), HasSubstr("'num_nextn_predict_layers' must be 0, got 1"));
+  bad = base;
   bad["dtype"] = "float8";
   EXPECT_THAT(error_of(bad), HasSubstr("got \"float8\""));
   bad = base;
