@@ -109,7 +109,7 @@ void add_cluster(CLI::App* plan, PlanArgs& args) {
   count("--batch-tokens", args.batch_tokens, "tokens a step (default: 4 PP sequences a data rank)");
   plan->add_flag("--no-recompute", args.no_recompute, "keep all activations for the backward");
   plan->add_option("--mfu", args.mfu, "share of the GPUs' peak that the step reaches")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(number_check("SHARE", "a share from 1e-6 to 1", [](double v) { return v >= 1e-6 && v <= 1; }))
       ->capture_default_str();
   plan->add_option("--price", args.price, "of a GPU-hour")->check(kNotNegative)->capture_default_str();
   number("--gpu-memory", args.gpu_memory_gib, "GiB a GPU (default: H200)");
@@ -217,7 +217,7 @@ void add_data_commands(Commands& commands) {
   pack->add_option("--tokenizer", args->tokenizer,
                    "a model directory or a tiktoken file (default: every byte is a token)");
   pack->add_option("--holdout", args->holdout, "share of the text kept out for evaluation")
-      ->check(CLI::Range(0.0, 0.9))
+      ->check(number_check("0 to 0.9", "a number from 0 to 0.9", [](double v) { return v >= 0 && v <= 0.9; }))
       ->capture_default_str();
   pack->add_flag("--replace", args->replace, "put the result in the place of an existing directory");
   const auto [demos, demo_args] = commands.add(

@@ -1,8 +1,10 @@
 // `godwit tokenizer train|encode|decode`.
 #include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "godwit/base/check.h"
 #include "godwit/base/progress.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
@@ -14,6 +16,9 @@
 namespace godwit::cli {
 
 int run_tokenizer_train(const TokenizerTrainArgs& args) {
+  // Data that is packed with a tokenizer is worth nothing without it.
+  check(!std::filesystem::exists(std::filesystem::path(args.out) / "tiktoken.model"),
+        "{} holds a tokenizer already: give another --out, or remove it", args.out);
   BpeTrainer trainer;
   uint64_t bytes = 0;
   for (const std::string& input : args.inputs) {

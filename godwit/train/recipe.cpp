@@ -89,6 +89,11 @@ void check_across(Fields& f, const Recipe& r) {
     f.require(weight > 0, key + "mix", "the weights of the datasets sum to 0");
     f.require((s.time_share > 0) == (r.stages[0].time_share > 0), key + "time_share",
               "give every stage a time_share, or none");
+    f.require(
+        r.train.micro_batch_tokens == 0 || r.train.micro_batch_tokens >= s.context,
+        "train.micro_batch_tokens",
+        fmt::format("{} tokens are less than a sequence of stage {}, {}: a micro-batch is whole sequences",
+                    r.train.micro_batch_tokens, s.name, s.context));
     total_share += s.time_share;
     total_tokens += static_cast<double>(s.steps) * static_cast<double>(s.batch_tokens);
   }

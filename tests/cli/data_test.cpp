@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "godwit/base/file.h"
 #include "tests/cli/program.h"
 #include "tests/cli/tiny_directory.h"
 
@@ -76,6 +77,20 @@ TEST(DataPack, OfAnotherTokenizerIsRefused) {
   const Outcome o = run({"eval", "ppl", "--model", tiny_directory(), "--data", out});
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("another tokenizer"), std::string::npos) << o.err;
+}
+
+TEST(TokenizerTrain, KeepsATokenizerThatIsThere) {
+  const testing::ScratchDir dir;
+  testing::put_file(dir / "text.txt", corpus());
+  const std::vector<std::string> train = {"tokenizer",    "train", dir / "text.txt", "--out", dir / "tokens",
+                                          "--vocab-size", "300"};
+  ASSERT_EQ(run(train).code, 0);
+  const std::string before = read_file(dir / "tokens/tiktoken.model");
+  testing::put_file(dir / "text.txt", corpus() + "more text, another vocabulary");
+  const Outcome again = run(train);
+  EXPECT_EQ(again.code, 1);
+  EXPECT_NE(again.err.find("holds a tokenizer already"), std::string::npos) << again.err;
+  EXPECT_EQ(read_file(dir / "tokens/tiktoken.model"), before);
 }
 
 TEST(Eval, MqarAndNiah) {

@@ -39,6 +39,9 @@ TEST(Usage, WrongUsageIsTwo) {
         {"nonsense", "--help"},
         {"generate", "--model", "x", "--prompt", "x", "--temperature", "nan"},
         {"generate", "--model", "x", "--prompt", "x", "--top-p", "nan"},
+        {"plan", "nano", "--gpus", "8", "--mfu", "nan"},
+        {"plan", "nano", "--gpus", "8", "--price", "nan"},
+        {"data", "pack", "x", "--out", "y", "--holdout", "nan"},
         {"generate", "--model", "x", "--prompt", "x", "--threads", "100000"},
         {"logits", "--model", "x", "--dtype", "int8"}}) {
     const Outcome o = run(args);

@@ -143,7 +143,8 @@ TEST_F(DataParallel, AFaultOfOneRankIsAFaultOfAll) {
 TEST_F(DataParallel, Bf16MicroBatchesAreSummedInFp32) {
   dist::Group alone;
   const auto whole = first_step(recipe("x", {"train.dtype=bf16"}), alone);
-  const auto pieces = first_step(recipe("x", {"train.dtype=bf16", "train.micro_batch_tokens=32"}), alone);
+  const auto pieces = first_step(
+      recipe("x", {"train.dtype=bf16", "train.micro_batch_tokens=32", "stage.1.context=32"}), alone);
   const std::map<std::string, at::Tensor> by_name(pieces.begin(), pieces.end());
   int compared = 0, finer = 0;
   for (const auto& [name, expected] : whole) {

@@ -193,6 +193,8 @@ TEST(Recipe, RefusesWhatCannotRun) {
               HasSubstr("give every stage a time_share, or none"));
   EXPECT_THAT(error_of(kFull, {"stage.0.time_share=0.5", "stage.1.time_share=0.25"}),
               HasSubstr("must sum to 1"));
+  EXPECT_THAT(error_of(kFull, {"train.micro_batch_tokens=64"}),
+              HasSubstr("64 tokens are less than a sequence of stage"));
   // Counts of tokens that would not fit 64 bits, and rates that are no numbers.
   EXPECT_THAT(error_of(kFull, {"stage.1.steps=9223372036854775807"}), HasSubstr("a number from 0 to"));
   EXPECT_THAT(error_of(kFull, {"stage.1.batch_tokens=0", "stage.1.sequences=1099511627776"}),
