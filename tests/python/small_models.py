@@ -44,13 +44,13 @@ FORMS = {
 }
 
 
-def make_model(form, directory, seed=0):
-    """Writes the form with random weights; returns its config and weights."""
+def make_model(form, directory, seed=0, adjust=lambda name, value: value):
+    """Writes the form with random weights, each as `adjust(name, value)` makes it; returns its config and weights."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     save_directory(directory, FORMS[form], {})
     config = Config.read(directory)
-    weights = random_weights(config, seed)
+    weights = {name: adjust(name, value) for name, value in random_weights(config, seed).items()}
     stored = dict(weights)
     for name, value in weights.items():
         if name.endswith("A_log"):  # the released files' padding; Kimi-Linear's own shape
