@@ -1,8 +1,11 @@
 """Writes tests/fixtures/kimi_linear*: small Kimi-Linear models as transformers (5.24, pip install transformers) saves them, and their logits.
 
 The weights are random and far from their initial values, so that every tensor counts: norms, router biases and decays included. logits.safetensors has
-`logits` in fp32 and what the same model gives in bf16, twice: `bf16_whole` on the whole sequence, `bf16_steps` token by token on a cache. How far those
-two are apart is what bf16 is worth on this model.
+`logits` in fp32.
+
+tests/fixtures/kimi_linear_bf16 has SEEDS models of each shape with weights that are bf16 numbers, and expected.safetensors: `ids`, `logits` in fp32, and
+how far transformers' own bf16 runs of the model are from them, a relative 2-norm a token: `error.ATTENTION.WAY`, for eager attention and SDPA, whole, in
+chunks of 32 and token by token on a cache. The spread of those runs is what bf16 is worth on these models.
 """
 
 import json
@@ -16,6 +19,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearForCa
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures"
 TOKENS = 70  # more than one chunk of 64
+BF16_TOKENS, SEEDS = 96, 4
 BASE = dict(vocab_size=48, hidden_size=24, intermediate_size=40, moe_intermediate_size=8, num_hidden_layers=4,
             num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
             num_local_experts=6, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, max_position_embeddings=1024,
@@ -33,39 +37,68 @@ SHAPES = {
 }
 
 
-def make(name, changes):
-    torch.manual_seed(0)
+def build(changes, seed):
+    torch.manual_seed(seed)
     options = {key: value for key, value in (BASE | changes).items() if value is not None or key.endswith("token_id")}
     config = KimiLinearConfig(**options)
     model = KimiLinearForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            elif "A_log" not in parameter_name and "dt_bias" not in parameter_name:
-                parameter.normal_(0, 0.25)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.copy_(0.1 * torch.randn_like(buffer))
-        ids = torch.randint(0, config.vocab_size, (1, TOKENS))
-        logits = model(ids).logits[0].float()
-        out = FIXTURES / name
-        shutil.rmtree(out, ignore_errors=True)
-        model.save_pretrained(out)
-        half = KimiLinearForCausalLM.from_pretrained(out, dtype=torch.bfloat16).eval()
-        whole = half(ids).logits[0].float()
-        cache, steps = None, []
-        for t in range(TOKENS):
-            step = half(ids[:, t:t + 1], past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
-            steps.append(step.logits[0].float())
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" in parameter_name:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        elif "A_log" not in parameter_name and "dt_bias" not in parameter_name:
+            parameter.normal_(0, 0.25)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.1 * torch.randn_like(buffer))
+    return model
+
+
+def save(model, out):
+    shutil.rmtree(out, ignore_errors=True)
+    model.save_pretrained(out)
     (out / "generation_config.json").unlink(missing_ok=True)
-    save_file({"logits": logits, "bf16_whole": whole, "bf16_steps": torch.cat(steps)}, out / "logits.safetensors")
-    (out / "ids.json").write_text(json.dumps(ids[0].tolist()) + "\n")
-    gap = lambda a, b: ((a - b).norm() / b.norm()).item()
-    print(f"{name}: bf16 whole {gap(whole, logits):.1e}, steps {gap(torch.cat(steps), logits):.1e} from fp32, {gap(whole, torch.cat(steps)):.1e} apart")
+
+
+def make(name, changes):
+    model = build(changes, 0)
+    ids = torch.randint(0, model.config.vocab_size, (1, TOKENS))
+    logits = model(ids).logits[0].float()
+    save(model, FIXTURES / name)
+    save_file({"logits": logits}, FIXTURES / name / "logits.safetensors")
+    (FIXTURES / name / "ids.json").write_text(json.dumps(ids[0].tolist()) + "\n")
+
+
+def in_pieces(model, ids, size):
+    cache, out = None, []
+    for part in ids.split(size, 1):
+        step = model(part, past_key_values=cache, use_cache=True)
+        cache = step.past_key_values
+        out.append(step.logits[0].float())
+    return torch.cat(out)
+
+
+def make_bf16(name, changes, seed):
+    """Returns the errors of transformers' runs."""
+    out = FIXTURES / "kimi_linear_bf16" / f"{name}.{seed}"
+    save(build(changes, seed).bfloat16(), out)
+    wide = KimiLinearForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    ids = torch.randint(0, wide.config.vocab_size, (1, BF16_TOKENS))
+    logits = wide(ids).logits[0]
+    errors = {}
+    for attention in ("eager", "sdpa"):
+        half = KimiLinearForCausalLM.from_pretrained(out, dtype=torch.bfloat16, attn_implementation=attention).eval()
+        for way, size in (("whole", BF16_TOKENS), ("chunks", 32), ("steps", 1)):
+            errors[f"error.{attention}.{way}"] = (in_pieces(half, ids, size) - logits).norm(2, 1) / logits.norm(2, 1)
+    save_file({"ids": ids[0], "logits": logits, **errors}, out / "expected.safetensors")
+    return errors
 
 
 if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
     for shape_name, shape_changes in SHAPES.items():
         make(shape_name, shape_changes)
+        runs = [make_bf16(shape_name, shape_changes, seed) for seed in range(SEEDS)]
+        for run in runs[0]:
+            all_tokens = torch.cat([r[run] for r in runs])
+            print(shape_name, run, "mean %.4f, quantiles 0.5 %.4f, 0.9 %.4f, 0.99 %.4f" % (all_tokens.mean(), *all_tokens.quantile(torch.tensor([0.5, 0.9, 0.99]))))
