@@ -24,12 +24,6 @@
 
 namespace godwit {
 
-struct DrawnToken {
-  int32_t id = 0;
-  double logprob = 0.0;                              // under the model's own distribution
-  std::vector<std::pair<int32_t, double>> top = {};  // the likeliest tokens, best first
-};
-
 enum class FinishReason { kStop, kLength, kCancelled, kError, kNoRoom };
 inline bool failed(FinishReason reason) {
   return reason == FinishReason::kError || reason == FinishReason::kNoRoom;

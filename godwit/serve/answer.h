@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "godwit/infer/engine.h"
 #include "godwit/serve/http.h"
 #include "godwit/serve/metrics.h"
 #include "godwit/serve/protocol.h"

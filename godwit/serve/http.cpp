@@ -1,5 +1,7 @@
 #include "godwit/serve/http.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -44,10 +46,11 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
   Reply(const asio::any_io_executor& executor, const HttpOptions& options, bool keep_alive, bool chunked)
       : executor_(executor),
         changed_(executor),
+        deadline_(std::chrono::steady_clock::now() + options.total_timeout),
         max_unread_(options.max_unread),
         keep_alive_(keep_alive),
         chunked_(chunked) {
-    changed_.expires_at(asio::steady_timer::time_point::max());
+    changed_.expires_at(deadline_);
   }
 
   void send(HttpResponse response) override {
@@ -107,10 +110,12 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
     complete = ended_ || gone_;
     return all;
   }
+  // Until something is pushed, or the time for the answer is over.
   asio::awaitable<void> wait_for_change() {
     error_code ignored;
     co_await changed_.async_wait(asio::redirect_error(kAwait, ignored));
   }
+  [[nodiscard]] std::chrono::steady_clock::time_point deadline() const { return deadline_; }
   [[nodiscard]] bool keeps_alive() const { return keep_alive_ && (chunked_ || !streaming_); }
   bool ended() {
     const std::lock_guard lock(mutex_);
@@ -153,6 +158,7 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
 
   asio::any_io_executor executor_;
   asio::steady_timer changed_;
+  std::chrono::steady_clock::time_point deadline_;
   int64_t max_unread_;
   bool keep_alive_, chunked_;
   std::atomic<bool> streaming_ = false;
@@ -202,6 +208,32 @@ HttpRequest to_request(http::request<http::string_body>&& message) {
   out.body = std::move(message.body());
   return out;
 }
+
+// Ends what a socket waits for when the time is over. The stream's own time-out would close the socket, and
+// the client could no longer be told.
+class ReadLimit {
+ public:
+  ReadLimit(tcp::socket& socket, std::chrono::seconds time)
+      : timer_(socket.get_executor(), time), state_(std::make_shared<State>(State{.socket = &socket})) {
+    timer_.async_wait([state = state_](const error_code& ec) {
+      if (ec || !state->socket) return;
+      state->over = true;
+      state->socket->cancel();
+    });
+  }
+  ~ReadLimit() { state_->socket = nullptr; }
+  ReadLimit(const ReadLimit&) = delete;
+  ReadLimit& operator=(const ReadLimit&) = delete;
+  [[nodiscard]] bool over() const { return state_->over; }
+
+ private:
+  struct State {
+    tcp::socket* socket;  // null once nothing is waited for
+    bool over = false;
+  };
+  asio::steady_timer timer_;
+  std::shared_ptr<State> state_;
+};
 
 // True when the other side has closed: readable, and nothing to read.
 bool closed_by_peer(tcp::socket& socket) {
@@ -275,23 +307,36 @@ struct HttpServer::Impl {
     parser.body_limit(static_cast<uint64_t>(options.max_body));
     parser.header_limit(static_cast<uint32_t>(options.max_header));
     error_code ec;
-    stream.expires_after(first ? options.read_timeout : options.idle_timeout);
-    co_await http::async_read_header(stream, buffer, parser, asio::redirect_error(kAwait, ec));
-    if (!ec && parser.get()[http::field::expect] == "100-continue") {
-      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-      co_await asio::async_write(stream, asio::buffer(kContinue), asio::redirect_error(kAwait, ec));
+    if (!first && buffer.size() == 0) {  // until the next request begins
+      stream.expires_after(options.idle_timeout);
+      std::array<char, 4096> begun;
+      const size_t n = co_await stream.async_read_some(asio::buffer(begun), asio::redirect_error(kAwait, ec));
+      if (ec) co_return std::nullopt;
+      buffer.commit(asio::buffer_copy(buffer.prepare(n), asio::buffer(begun, n)));
+    }
+    stream.expires_never();
+    bool late = false;
+    {
+      const ReadLimit limit(stream.socket(), options.read_timeout);
+      co_await http::async_read_header(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+      late = limit.over();
     }
     if (!ec) {
-      stream.expires_after(options.read_timeout);
-      co_await http::async_read(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+      const ReadLimit limit(stream.socket(), options.read_timeout);
+      if (parser.get()[http::field::expect] == "100-continue") {
+        static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+        co_await asio::async_write(stream, asio::buffer(kContinue), asio::redirect_error(kAwait, ec));
+      }
+      if (!ec) co_await http::async_read(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+      late = limit.over();
     }
     if (!ec) co_return parser.release();
     if (ec == http::error::body_limit) {
       co_await refuse(stream, 413, fmt::format("the body is larger than {} bytes", options.max_body));
     } else if (ec == http::error::header_limit) {
       co_await refuse(stream, 431, fmt::format("the headers are larger than {} bytes", options.max_header));
-    } else if (ec == beast::error::timeout) {
-      if (buffer.size() > 0 || parser.is_header_done())
+    } else if (late) {
+      if (buffer.size() > 0 || parser.got_some() || parser.is_header_done())
         co_await refuse(stream, 408, "the request did not arrive in time");
     } else if (ec.category() == make_error_code(http::error::bad_method).category() &&
                ec != http::error::end_of_stream && ec != http::error::partial_message) {
@@ -303,21 +348,23 @@ struct HttpServer::Impl {
   // Writes the answer as it comes. False when the client has gone.
   asio::awaitable<bool> pump(Stream& stream, const std::shared_ptr<Reply>& reply) {
     using namespace asio::experimental::awaitable_operators;
-    const auto deadline = std::chrono::steady_clock::now() + options.total_timeout;
-    bool watch = true;
+    bool watch = true, late = false, wrote = false;
     for (;;) {
       bool complete = false;
       const std::string data = reply->take(complete);
       error_code ec;
       if (!data.empty()) {
-        stream.expires_after(options.write_timeout);
+        wrote = true;
+        const auto now = std::chrono::steady_clock::now();
+        stream.expires_at(std::min(now + options.write_timeout, std::max(now, reply->deadline())));
         co_await asio::async_write(stream, asio::buffer(data), asio::redirect_error(kAwait, ec));
         stream.expires_never();
         if (ec) break;
         if (!complete) continue;
       }
       if (complete) co_return !reply->gone();
-      if (std::chrono::steady_clock::now() > deadline) break;
+      late = std::chrono::steady_clock::now() >= reply->deadline();
+      if (late) break;
       if (!watch) {
         co_await reply->wait_for_change();
         continue;
@@ -331,6 +378,9 @@ struct HttpServer::Impl {
       }
     }
     reply->leave();
+    if (late && !wrote)
+      co_await refuse(stream, 504,
+                      fmt::format("the answer was not there after {} s", options.total_timeout.count()));
     co_return false;
   }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "godwit/base/check.h"
-#include "godwit/infer/engine.h"
+#include "godwit/infer/sampling.h"
 #include "godwit/text/chat_format.h"
 
 namespace godwit::serve {

@@ -1,0 +1,194 @@
+// The HTTP server alone, with handlers that do what a test needs.
+#include "godwit/serve/http.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/serve/client.h"
+
+namespace godwit::serve {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::Client;
+
+class Server {
+ public:
+  Server(HttpOptions options, HttpHandler handler) {
+    options.port = 0;
+    server_ = std::make_unique<HttpServer>(options, std::move(handler));
+    thread_ = std::thread([this] { server_->run(); });
+  }
+  ~Server() {
+    server_->stop();
+    thread_.join();
+  }
+  uint16_t port() const { return server_->port(); }
+  // True when no connection is open; waits for five seconds at most.
+  bool quiet() const {
+    for (int i = 0; i < 500; ++i) {
+      if (server_->connections() == 0) return true;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return false;
+  }
+
+ private:
+  std::unique_ptr<HttpServer> server_;
+  std::thread thread_;
+};
+
+void echo(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
+  reply->send({.body = request.method + " " + request.path + " " + request.body});
+}
+
+// Seconds until the server closes the connection, and what came before.
+double seconds_to_close(Client& client, std::string& received) {
+  const auto start = std::chrono::steady_clock::now();
+  received = client.receive_all();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// An answer that never comes, and a stream that falls silent, end when their time is over, though nothing
+// wakes the connection; the handler's side is told.
+TEST(Http, TotalTimeEndsWhatFallsSilent) {
+  for (const bool streams : {false, true}) {
+    std::atomic<int> gone = 0;
+    std::shared_ptr<HttpReply> kept;
+    {
+      Server server({.total_timeout = seconds(1)}, [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+        reply->on_gone([&] { ++gone; });
+        if (streams) {
+          reply->begin({.content_type = "text/event-stream"});
+          reply->write("data: 1\n\n");
+        }
+        kept = std::move(reply);
+      });
+      Client client(server.port());
+      client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+      std::string received;
+      const double took = seconds_to_close(client, received);
+      EXPECT_GE(took, 0.9);
+      EXPECT_LE(took, 10.0);
+      EXPECT_TRUE(received.starts_with(streams ? "HTTP/1.1 200" : "HTTP/1.1 504")) << received;
+      EXPECT_EQ(gone, 1);
+      EXPECT_FALSE(kept->write("data: 2\n\n"));
+      EXPECT_TRUE(server.quiet());
+      kept.reset();
+    }
+  }
+}
+
+TEST(Http, AStreamThatGoesOnEndsAtItsTotalTimeToo) {
+  std::atomic<bool> stop = false;
+  std::thread writer;
+  {
+    Server server({.total_timeout = seconds(1)}, [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+      reply->begin({.content_type = "text/event-stream"});
+      writer = std::thread([&stop, reply = std::move(reply)] {
+        while (!stop && reply->write("data: x\n\n")) std::this_thread::sleep_for(milliseconds(5));
+        stop = true;
+      });
+    });
+    Client client(server.port());
+    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    std::string received;
+    const double took = seconds_to_close(client, received);
+    EXPECT_GE(took, 0.9);
+    EXPECT_LE(took, 10.0);
+    for (int i = 0; i < 500 && !stop; ++i) std::this_thread::sleep_for(milliseconds(10));
+    EXPECT_TRUE(stop) << "the writer was not told";
+    stop = true;
+    writer.join();
+  }
+}
+
+TEST(Http, AnIdleConnectionIsClosedAndABusyOneIsNot) {
+  Server server({.read_timeout = seconds(5), .idle_timeout = seconds(1)}, echo);
+  Client client(server.port());
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(milliseconds(500));  // below the limit, and in all above it
+    client.send("GET /a HTTP/1.1\r\nhost: x\r\n\r\n");
+    EXPECT_NE(client.receive_until("GET /a ").find("GET /a "), std::string::npos) << i;
+  }
+  std::string received;
+  const double took = seconds_to_close(client, received);
+  EXPECT_GE(took, 0.9);
+  EXPECT_LE(took, 4.0);
+  EXPECT_EQ(received, "");
+}
+
+// A head or a body that trickles in has the time for one request, on a new connection and on one that is
+// kept; the time between requests is not lent to it.
+TEST(Http, SlowHeadsAndBodiesAreCutOff) {
+  Server server({.read_timeout = seconds(1), .idle_timeout = seconds(60)}, echo);
+  for (const bool second : {false, true}) {
+    for (const std::string start :
+         {"GET / HTTP/1.1\r\nx", "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"}) {
+      Client client(server.port());
+      if (second) {
+        client.send("GET /a HTTP/1.1\r\nhost: x\r\n\r\n");
+        client.receive_until("GET /a ");
+      }
+      client.send(start);
+      std::atomic<bool> closed = false;
+      std::thread trickle([&] {
+        while (!closed) {
+          client.send("a");
+          std::this_thread::sleep_for(milliseconds(100));
+        }
+      });
+      std::string received;
+      const double took = seconds_to_close(client, received);
+      closed = true;
+      trickle.join();
+      EXPECT_TRUE(received.starts_with("HTTP/1.1 408")) << received;
+      EXPECT_LE(took, 8.0) << start;
+    }
+  }
+  EXPECT_TRUE(server.quiet());
+}
+
+TEST(Http, AReaderWhoTakesNothingIsLetGo) {
+  std::atomic<int> gone = 0;
+  std::thread writer;
+  {
+    Server server({.max_unread = 1 << 16, .write_timeout = seconds(1)},
+                  [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+                    reply->on_gone([&] { ++gone; });
+                    reply->begin({.content_type = "text/plain"});
+                    writer = std::thread([reply = std::move(reply)] {
+                      const std::string block(1 << 14, 'x');
+                      for (int i = 0; i < 10000 && reply->write(block); ++i)
+                        std::this_thread::sleep_for(milliseconds(1));
+                    });
+                  });
+    Client client(server.port());
+    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    for (int i = 0; i < 1000 && gone == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+    EXPECT_EQ(gone, 1);
+    EXPECT_TRUE(server.quiet());
+    writer.join();
+  }
+}
+
+TEST(Http, RequestsThatArriveTogetherAreAnsweredInOrder) {
+  Server server({}, echo);
+  Client client(server.port());
+  std::string all;
+  for (int i = 0; i < 5; ++i)
+    all += "POST /" + std::to_string(i) + " HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab";
+  client.send(all);
+  const std::string received = client.receive_until("POST /4 ab");
+  size_t at = 0;
+  for (int i = 0; i < 5; ++i) {
+    at = received.find("POST /" + std::to_string(i) + " ab", at);
+    EXPECT_NE(at, std::string::npos) << i << received;
+  }
+}
+
+}  // namespace
+}  // namespace godwit::serve
