@@ -12,6 +12,13 @@ foreach(python ${CMAKE_SOURCE_DIR}/.venv/bin/python3 python3)
   endif()
 endforeach()
 
+add_executable(godwit_random_model tests/tools/random_model.cpp)
+target_include_directories(godwit_random_model PRIVATE ${CMAKE_SOURCE_DIR})
+target_link_libraries(godwit_random_model PRIVATE godwit_model godwit_text)
+godwit_use_pch(godwit_random_model)
+add_executable(schema_samples tests/tools/schema_samples.cpp)
+target_link_libraries(schema_samples PRIVATE godwit_text)
+
 # godwit_python_test(name): tests/python/<name>_test.py, a plain unittest program.
 function(godwit_python_test name)
   add_test(NAME python_${name} COMMAND ${GODWIT_PYTHON} ${CMAKE_SOURCE_DIR}/tests/python/${name}_test.py)

@@ -176,7 +176,8 @@ void Answer::on_finish(int64_t index, const Finish& finish) {
       if (head_.params.stream) send_delta(index, {{"content", last.text}});
     }
   }
-  if (finish.reason == FinishReason::kLength) {
+  const bool hurried = !head_.hurried.empty() && *head_.hurried[index];
+  if (finish.reason == FinishReason::kLength || hurried) {
     c.reason = "length";
   } else {
     c.reason = c.message.tool_calls.empty() ? "stop" : "tool_calls";

@@ -2,6 +2,7 @@
 // thread alone.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -24,6 +25,8 @@ struct AnswerHead {
   bool chat = true;
   bool thinking = true;
   int64_t choices = 1;  // of all prompts together
+  // Set where a choice had to be brought to its end before its limit (GrammarConstraint); empty: none.
+  std::vector<std::shared_ptr<std::atomic<bool>>> hurried = {};
 };
 
 class Answer {

@@ -138,6 +138,8 @@ Json parse_object(const std::string& body) {
       throw ApiError(400, fmt::format("the JSON is nested deeper than {}", kDeepest));
     return true;
   };
+  // The library takes a zero byte for the end of the text, whatever follows.
+  if (body.find('\0') != std::string::npos) throw ApiError(400, "the body is no JSON: it holds a zero byte");
   Json out;
   try {
     out = Json::parse(body, watch);
@@ -196,6 +198,59 @@ ChatRequest chat_request(const Json& request) {
   out.messages = client_error("messages", [&] { return messages_from_json(*messages); });
   out.options = client_error("tools", [&] { return chat_options_from_json(request); });
   return out;
+}
+
+namespace {
+
+// A declared tool, as the grammar takes it. OpenAI's form, or the function alone.
+TurnFormat::Tool tool_of(const Json& declared) {
+  const Json& function =
+      declared.is_object() && declared.contains("function") ? declared["function"] : declared;
+  if (!function.is_object()) refuse("tools", "each must be an object");
+  const Json* name = find(function, "name");
+  if (!name || !name->is_string() || name->get_ref<const std::string&>().empty())
+    refuse("tools", "each needs a name");
+  const Json* parameters = find(function, "parameters");
+  return {.name = name->get<std::string>(),
+          .parameters = parameters ? *parameters : Json(nullptr),
+          .strict = flag(function, "strict", false)};
+}
+
+}  // namespace
+
+std::optional<TurnFormat> turn_format(const ChatRequest& chat) {
+  const ChatOptions& o = chat.options;
+  TurnFormat format{.thinking = o.thinking, .parallel_calls = o.parallel_calls};
+  std::vector<Json> lists;
+  if (!o.tools.empty()) lists.push_back(Json::parse(o.tools));
+  for (const ChatMessage& message : chat.messages) {
+    if (!message.tools.empty()) lists.push_back(Json::parse(message.tools));
+  }
+  const bool forced = o.tool_choice == ToolChoice::kRequired;
+  const bool usable = o.tool_choice != ToolChoice::kNone;
+  bool strict = false;
+  for (const Json& list : lists) {
+    for (const Json& declared : list) {
+      if (!usable) break;
+      TurnFormat::Tool tool = tool_of(declared);
+      if (!o.tool_name.empty() && tool.name != o.tool_name) continue;
+      // Who is made to call a tool means its parameters, whether or not the tool says so.
+      tool.strict = tool.strict || forced;
+      strict = strict || tool.strict;
+      format.tools.push_back(std::move(tool));
+    }
+  }
+  if (forced && format.tools.empty()) {
+    refuse("tool_choice", o.tool_name.empty()
+                              ? "there are no tools"
+                              : fmt::format("there is no tool '{}'", replace_invalid_utf8(o.tool_name)));
+  }
+  if (!o.json_response && !strict) return std::nullopt;
+  if (o.json_response)
+    format.response = o.response_schema.empty() ? ResponseForm::kJsonObject : ResponseForm::kJsonSchema;
+  if (!o.response_schema.empty()) format.schema = Json::parse(o.response_schema);
+  format.tool_use = forced ? ToolUse::kRequired : format.tools.empty() ? ToolUse::kNone : ToolUse::kAllowed;
+  return format;
 }
 
 std::vector<std::vector<int32_t>> completion_prompts(const Json& request, const Tokenizer& tokenizer) {

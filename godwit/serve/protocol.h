@@ -12,6 +12,7 @@
 #include "godwit/base/check.h"
 #include "godwit/infer/sampling.h"
 #include "godwit/text/chat_format.h"
+#include "godwit/text/turn_grammar.h"
 
 namespace godwit::serve {
 
@@ -58,6 +59,9 @@ struct ChatRequest {
   std::vector<ChatMessage> messages;
   ChatOptions options;
 };
+// The form that the turn must have; none if anything goes: no JSON is asked for, no tool has to be called,
+// and no tool is strict. Throws ApiError 400.
+std::optional<TurnFormat> turn_format(const ChatRequest& chat);
 ChatRequest chat_request(const Json& request);
 
 // `prompt` of a completion: a text, texts, ids or lists of ids. Throws ApiError 400.

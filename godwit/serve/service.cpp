@@ -1,9 +1,11 @@
 #include "godwit/serve/service.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "godwit/base/log.h"
+#include "godwit/infer/constraint.h"
 #include "godwit/serve/answer.h"
 #include "godwit/serve/page.h"
 #include "godwit/text/utf8.h"
@@ -172,6 +174,36 @@ void Service::submit(std::vector<Request> requests, const std::shared_ptr<HttpRe
   wake();
 }
 
+std::shared_ptr<const TokenTrie> Service::trie() {
+  std::call_once(trie_made_, [&] { trie_ = std::make_shared<const TokenTrie>(model_.tokenizer); });
+  return trie_;
+}
+
+// Holds the request's choices to the form that the client wants; gives what is set where the limit of tokens
+// has had a hand in it.
+std::vector<std::shared_ptr<std::atomic<bool>>> Service::constrain(const ChatRequest& chat,
+                                                                   Request& request) {
+  const auto format = turn_format(chat);
+  std::vector<std::shared_ptr<std::atomic<bool>>> hurried;
+  if (!format) return hurried;
+  std::shared_ptr<const Grammar> grammar;
+  try {
+    grammar = turn_grammar(*format, model_.tokenizer);
+  } catch (const Error& e) {
+    const bool tools = std::string_view(e.what()).starts_with("tool");
+    throw ApiError(400, fmt::format("{}{}", tools ? "" : "response_format: ", e.what()),
+                   tools ? "tools" : "response_format");
+  }
+  for (int64_t i = 0; i < request.choices; ++i) hurried.push_back(std::make_shared<std::atomic<bool>>(false));
+  const int64_t budget =
+      std::min(request.max_tokens, engine_.max_context() - static_cast<int64_t>(request.prompt.size()));
+  // The engine asks for one a choice, in their order.
+  request.constraint = [grammar, trie = trie(), budget, hurried, next = size_t{0}]() mutable {
+    return std::make_unique<GrammarConstraint>(grammar, trie, budget, hurried[next++]);
+  };
+  return hurried;
+}
+
 void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
   const Json body = parse_object(request.body);
   check_model(body);
@@ -192,6 +224,7 @@ void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>&
                                  tokenizer.special_id(kSep)},
             .top_logprobs = chat.params.top_logprobs,
             .choices = chat.params.choices};
+  auto hurried = constrain(chat, r);
   const auto answer =
       std::make_shared<Answer>(AnswerHead{.id = fmt::format("chatcmpl-{}-{}", started_, next_id_++),
                                           .model = options_.model_name,
@@ -199,7 +232,8 @@ void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>&
                                           .params = chat.params,
                                           .chat = true,
                                           .thinking = chat.options.thinking,
-                                          .choices = chat.params.choices},
+                                          .choices = chat.params.choices,
+                                          .hurried = std::move(hurried)},
                                tokenizer, reply, metrics_);
   r.on_token = [answer](int64_t choice, const DrawnToken& token) { return answer->on_token(choice, token); };
   r.on_finish = [answer](int64_t choice, const Finish& finish) { answer->on_finish(choice, finish); };
@@ -212,7 +246,7 @@ void Service::completions(const HttpRequest& request, const std::shared_ptr<Http
   const Json body = parse_object(request.body);
   check_model(body);
   const CompletionParams params = completion_params(body, /*chat=*/false);
-  for (const char* key : {"suffix", "best_of"}) {
+  for (const char* key : {"suffix", "best_of", "response_format"}) {
     if (body.contains(key) && !body[key].is_null())
       throw ApiError(400, fmt::format("{}: not supported", key), key);
   }

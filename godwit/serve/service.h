@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -14,6 +15,7 @@
 #include "godwit/serve/http.h"
 #include "godwit/serve/metrics.h"
 #include "godwit/serve/protocol.h"
+#include "godwit/text/token_filter.h"
 
 namespace godwit::serve {
 
@@ -43,6 +45,8 @@ class Service {
   void detokenize(const HttpRequest& request, HttpReply& reply) const;
   void check_model(const Json& body) const;
   void check_key(const HttpRequest& request) const;
+  std::shared_ptr<const TokenTrie> trie();
+  std::vector<std::shared_ptr<std::atomic<bool>>> constrain(const ChatRequest& chat, Request& request);
   void submit(std::vector<Request> requests, const std::shared_ptr<HttpReply>& reply);
   void run_engine();
   void wake();
@@ -53,6 +57,8 @@ class Service {
   Metrics metrics_;
   int64_t started_ = 0;  // seconds since the epoch
   std::atomic<uint64_t> next_id_ = 1;
+  std::once_flag trie_made_;
+  std::shared_ptr<const TokenTrie> trie_;
   std::mutex mutex_;  // of work_
   std::condition_variable changed_;
   bool work_ = false, stopping_ = false;

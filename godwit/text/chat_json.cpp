@@ -160,6 +160,36 @@ std::vector<ChatMessage> messages_from_json(const Json& messages) {
   return out;
 }
 
+namespace {
+
+// "auto", "none", "required", or {"type": "function", "function": {"name": ...}}.
+void read_tool_choice(const Json& request, ChatOptions& out) {
+  const auto given = request.find("tool_choice");
+  if (given != request.end() && given->is_object()) {
+    const std::string type = text_at(*given, "type", "tool_choice");
+    check(type == "function", "tool_choice.type: expected function, got '{}'", type);
+    const Json& function = given->contains("function") ? (*given)["function"] : *given;
+    check(function.is_object(), "tool_choice.function: expected an object, got {}", function.type_name());
+    out.tool_name = text_at(function, "name", "tool_choice.function");
+    check(!out.tool_name.empty(), "tool_choice.function.name: missing");
+    out.tool_choice = ToolChoice::kRequired;
+  } else {
+    const std::string choice = text_at(request, "tool_choice", "request");
+    check(choice.empty() || choice == "auto" || choice == "none" || choice == "required",
+          "tool_choice: expected auto, none, required or a function, got '{}'", choice);
+    if (choice == "none") out.tool_choice = ToolChoice::kNone;
+    if (choice == "required") out.tool_choice = ToolChoice::kRequired;
+  }
+  if (const auto parallel = request.find("parallel_tool_calls");
+      parallel != request.end() && !parallel->is_null()) {
+    check(parallel->is_boolean(), "parallel_tool_calls: expected true or false, got {}",
+          parallel->type_name());
+    out.parallel_calls = parallel->get<bool>();
+  }
+}
+
+}  // namespace
+
 ChatOptions chat_options_from_json(const Json& request) {
   check(request.is_object(), "request: expected an object, got {}", request.type_name());
   ChatOptions out;
@@ -167,11 +197,7 @@ ChatOptions chat_options_from_json(const Json& request) {
     check(tools->is_array(), "tools: expected a list, got {}", tools->type_name());
     if (!tools->empty()) out.tools = dump(*tools, "tools");
   }
-  const std::string choice = text_at(request, "tool_choice", "request");
-  check(choice.empty() || choice == "auto" || choice == "none" || choice == "required",
-        "tool_choice: expected auto, none or required, got '{}'", choice);
-  if (choice == "none") out.tool_choice = ToolChoice::kNone;
-  if (choice == "required") out.tool_choice = ToolChoice::kRequired;
+  read_tool_choice(request, out);
   if (const auto thinking = request.find("thinking"); thinking != request.end()) {
     check(thinking->is_boolean(), "thinking: expected true or false, got {}", thinking->type_name());
     out.thinking = thinking->get<bool>();

@@ -15,9 +15,9 @@ namespace godwit {
 // trained); a tool message "tool_call_id" and "name". Throws Error that names the message and key.
 std::vector<ChatMessage> messages_from_json(const nlohmann::ordered_json& messages);
 
-// The keys of an OpenAI-style request that shape the prompt: tools, tool_choice (auto, none, required),
-// response_format (text, json_object, json_schema), thinking (bool), thinking_effort or reasoning_effort.
-// Other keys are not looked at.
+// The keys of an OpenAI-style request that shape the prompt or the turn: tools, tool_choice (auto, none,
+// required, or the function to call), parallel_tool_calls, response_format (text, json_object, json_schema),
+// thinking (bool), thinking_effort or reasoning_effort. Other keys are not looked at.
 ChatOptions chat_options_from_json(const nlohmann::ordered_json& request);
 
 // One message in the same form; empty keys are left out.

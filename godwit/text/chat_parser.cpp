@@ -281,7 +281,10 @@ void ChatParser::begin_argument(const std::vector<Attribute>& attributes, std::v
 void ChatParser::end_value(std::vector<ChatEvent>& events) {
   const std::string value(trimmed(waiting_));
   if (stack_.back() == Tag::kArgument && type_ == "string") return arguments("\"", events);
-  const Json json = Json::parse(value, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  // The library takes a zero byte for the end of the text, whatever follows.
+  Json json = Json::value_t::discarded;
+  if (value.find('\0') == std::string::npos)
+    json = Json::parse(value, /*cb=*/nullptr, /*allow_exceptions=*/false);
   if (stack_.back() == Tag::kArgument) {
     if (!json.is_discarded() && has_type(json, type_)) return arguments(value, events);
     fault(fmt::format("an argument that is not of its type {}", type_));

@@ -59,6 +59,7 @@ TEST(Protocol, NamesTheKeyThatIsWrong) {
 TEST(Protocol, RefusesBodiesThatAreNoObject) {
   for (const std::string body : {"", "[]", "{", "nul", "\xff\xfe", "{\"a\": 1} x"})
     EXPECT_EQ(status_of([&] { parse_object(body); }, ""), 400) << body;
+  EXPECT_EQ(status_of([&] { parse_object(std::string("{}\0x", 4)); }, "zero byte"), 400);
   const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
   EXPECT_EQ(status_of([&] { parse_object(deep); }, "nested"), 400);
 }

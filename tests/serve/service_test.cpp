@@ -8,56 +8,16 @@
 #include <thread>
 
 #include "godwit/serve/answer.h"
-#include "tests/infer/bigram.h"
 #include "tests/serve/client.h"
+#include "tests/serve/server.h"
 
 namespace godwit::serve {
 namespace {
 
 using testing::Client;
+using testing::random_model;
 using testing::request;
-
-class Server {
- public:
-  explicit Server(LoadedModel model, ServiceOptions options = {.model_name = "tiny"},
-                  EngineOptions engine = {.max_sequences = 8, .max_context = 1024}, HttpOptions http = {})
-      : model_(std::move(model)) {
-    http.port = 0;
-    service_ = std::make_unique<Service>(model_, engine, std::move(options));
-    server_ = std::make_unique<HttpServer>(http, [this](HttpRequest r, std::shared_ptr<HttpReply> reply) {
-      service_->handle(std::move(r), std::move(reply));
-    });
-    thread_ = std::thread([this] { server_->run(); });
-  }
-  ~Server() {
-    server_->stop();
-    thread_.join();
-    service_.reset();
-  }
-  uint16_t port() const { return server_->port(); }
-  EngineStats stats() const { return service_->stats(); }
-  // Waits until nothing runs; false after ten seconds.
-  bool idle() const {
-    for (int i = 0; i < 1000; ++i) {
-      const EngineStats s = stats();
-      if (s.running == 0 && s.waiting == 0) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
-  }
-
- private:
-  LoadedModel model_;
-  std::unique_ptr<Service> service_;
-  std::unique_ptr<HttpServer> server_;
-  std::thread thread_;
-};
-
-LoadedModel random_model() {
-  LoadedModel model = test::bigram_model({});
-  model.weights = init_weights(model.config, 5, at::kCPU, at::kFloat);
-  return model;
-}
+using testing::Server;
 
 std::string completion(int64_t max_tokens, int seed, bool stream = false) {
   return to_text({{"model", "tiny"},
