@@ -63,6 +63,31 @@ history = messages + [
 ]
 check("tool results", client.chat.completions.create(**{**common, "messages": history}, tools=tools).choices[0].finish_reason, "")
 
+person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                                         "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+          "required": ["name", "age", "tags"], "additionalProperties": False}
+longer = {**common, "max_tokens": 160}
+
+
+def is_person(value):
+    return list(value) == ["name", "age", "tags"] and isinstance(value["name"], str) and 0 <= value["age"] <= 150 and set(value["tags"]) <= {"a", "b"} and len(value["tags"]) <= 3
+
+
+form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": person}}
+for thinking in (True, False):
+    formed = client.chat.completions.create(**longer, n=3, response_format=form, extra_body={"thinking": thinking})
+    check(f"json_schema, thinking {thinking}", all(is_person(json.loads(c.message.content)) for c in formed.choices), formed)
+pieces = client.chat.completions.create(**longer, response_format=form, stream=True, extra_body={"thinking": False})
+check("json_schema streamed", "".join(e.choices[0].delta.content or "" for e in pieces) == formed.choices[0].message.content, formed)
+free = client.chat.completions.create(**longer, response_format={"type": "json_object"}, extra_body={"thinking": False})
+check("json_object", isinstance(json.loads(free.choices[0].message.content), dict), free)
+strict = [{"type": "function", "function": {"name": name, "parameters": person, "strict": True}} for name in ("first", "second")]
+for choice, names in (("required", {"first", "second"}), ({"type": "function", "function": {"name": "second"}}, {"second"})):
+    called = client.chat.completions.create(**{**longer, "max_tokens": 400}, tools=strict, tool_choice=choice, extra_body={"thinking": False}).choices[0].message
+    check(f"tool_choice {choice}", called.tool_calls and all(c.function.name in names and is_person(json.loads(c.function.arguments)) for c in called.tool_calls), called)
+one = client.chat.completions.create(**{**longer, "max_tokens": 400}, tools=strict, tool_choice="required", parallel_tool_calls=False, extra_body={"thinking": False})
+check("parallel_tool_calls", len(one.choices[0].message.tool_calls) == 1, one)
+
 text = client.completions.create(model=model, prompt="And it came to pass", max_tokens=40, temperature=0)
 check("completions", text.usage.completion_tokens <= 40 and text.choices[0].text, text)
 stop = text.choices[0].text[8:12]
@@ -76,6 +101,8 @@ check("prompt as ids", banned.choices[0].finish_reason == "length", banned)
 for name, action, status in [
     ("unknown model", lambda: client.chat.completions.create(**{**common, "model": "nobody"}), 404),
     ("bad temperature", lambda: client.chat.completions.create(**common, temperature=9), 400),
+    ("a schema that is not supported", lambda: client.chat.completions.create(**common, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}), 400),
+    ("a picture by its address", lambda: client.chat.completions.create(**{**common, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]}]}), 400),
     ("too long a prompt", lambda: client.completions.create(model=model, prompt=[5] * 2_000_000), 400),
 ]:
     try:

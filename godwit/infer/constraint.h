@@ -11,11 +11,11 @@ namespace godwit {
 
 class GrammarConstraint final : public TokenConstraint {
  public:
-  // `budget`: tokens that may be drawn before the one that ends the text. `hurried` is set when it has ruled
+  // `budget`: tokens that may be drawn. `hurried` is set when it has ruled
   // out what the grammar would have allowed; may be null.
   GrammarConstraint(std::shared_ptr<const Grammar> grammar, std::shared_ptr<const TokenTrie> trie,
                     int64_t budget, std::shared_ptr<std::atomic<bool>> hurried)
-      : filter_(std::move(grammar), std::move(trie), budget + 1), hurried_(std::move(hurried)) {}
+      : filter_(std::move(grammar), std::move(trie), budget), hurried_(std::move(hurried)) {}
 
   void forbid(at::Tensor& forbidden) override;
   void accept(int32_t id) override { filter_.accept(id); }

@@ -19,7 +19,7 @@ int32_t Grammar::add_rule(std::string name) {
 }
 
 void Grammar::edge(int32_t from, int32_t low, int32_t high, int32_t to) {
-  nodes_[from].edges.push_back({static_cast<uint16_t>(low), static_cast<uint16_t>(high), to});
+  nodes_[from].edges.push_back({static_cast<uint16_t>(low), static_cast<uint16_t>(high), to, cost_});
 }
 
 int32_t Grammar::literal(int32_t from, std::string_view bytes) {
@@ -58,7 +58,7 @@ void Grammar::compute_least() {
     for (size_t i = nodes_.size(); i-- > 0;) {
       Node& node = nodes_[i];
       int64_t least = node.accepts ? 0 : kNever;
-      for (const Edge& e : node.edges) least = std::min(least, 1 + nodes_[e.to].least);
+      for (const Edge& e : node.edges) least = std::min(least, e.cost + nodes_[e.to].least);
       for (const int32_t to : node.empty) least = std::min(least, nodes_[to].least);
       for (const Call& c : node.calls)
         least = std::min(least, nodes_[start(c.rule)].least + nodes_[c.then].least);

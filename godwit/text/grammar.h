@@ -29,6 +29,7 @@ class Grammar {
   struct Edge {
     uint16_t low, high;  // symbols, inclusive
     int32_t to;
+    int32_t cost;
   };
   struct Call {
     int32_t rule;
@@ -39,7 +40,7 @@ class Grammar {
     std::vector<int32_t> empty;
     std::vector<Call> calls;
     bool accepts = false;
-    int64_t least = kNever;  // symbols to the end of its rule; kNever: there is no way
+    int64_t least = kNever;  // cost of the cheapest way to the end of its rule; kNever: there is none
   };
 
   // Building. Throws Error when the grammar grows beyond kMostNodes.
@@ -47,6 +48,8 @@ class Grammar {
   int32_t add_rule(std::string name);  // for errors
   int32_t start(int32_t rule) const { return rules_[rule].start; }
   void edge(int32_t from, int32_t low, int32_t high, int32_t to);
+  // What the edges that are added from here on cost: 1, or 0 for what the text can do without when it is cut.
+  void set_cost(int32_t cost) { cost_ = cost; }
   void skip(int32_t from, int32_t to) { nodes_[from].empty.push_back(to); }
   void accept(int32_t node) { nodes_[node].accepts = true; }
   // Each gives the node behind what it adds.
@@ -61,7 +64,7 @@ class Grammar {
   const Node& node(int32_t n) const { return nodes_[n]; }
   size_t size() const { return nodes_.size(); }
   int32_t root() const { return root_; }
-  int64_t least() const { return nodes_[start(root_)].least; }  // symbols of the shortest text
+  int64_t least() const { return nodes_[start(root_)].least; }  // cost of the cheapest text
   // Symbols that no edge tells apart are of one class.
   int32_t classes() const { return classes_; }
   int32_t class_of(int32_t symbol) const { return class_of_[symbol]; }
@@ -78,7 +81,7 @@ class Grammar {
 
   std::vector<Node> nodes_;
   std::vector<Rule> rules_;
-  int32_t root_ = -1;
+  int32_t root_ = -1, cost_ = 1;
   int32_t classes_ = 0;
   uint16_t class_of_[kGrammarSymbols] = {};
 };

@@ -139,7 +139,7 @@ int32_t TokenFilter::next(int32_t state, int32_t symbol) {
   return table_[cell];
 }
 
-// The tokens behind which at most `most` symbols are missing.
+// The tokens behind which the rest costs at most `most`.
 TokenFilter::Mask TokenFilter::walk(int64_t most) {
   const Tokenizer& tokenizer = trie_->tokenizer();
   Mask mask{.bits = std::vector<uint64_t>((tokenizer.vocab_size() + 63) / 64)};
@@ -210,11 +210,11 @@ const std::vector<uint64_t>& TokenFilter::allowed() {
     if (masks_.size() >= kMostMasks) masks_.clear();
     it = masks_.emplace(now_, walk(Grammar::kNever)).first;
   }
-  const int64_t most = left_ - 1;
+  const int64_t most = std::max<int64_t>(left_ - 1, 0);
   if (it->second.least <= most) return it->second.bits;
   Mask narrow = walk(most);
   const bool any = std::any_of(narrow.bits.begin(), narrow.bits.end(), [](uint64_t b) { return b != 0; });
-  if (!any) return it->second.bits;  // it does not fit: it will be cut
+  if (!any && !complete()) return it->second.bits;  // it does not fit: it will be cut
   hurried_ = true;
   narrowed_ = std::move(narrow.bits);
   return narrowed_;

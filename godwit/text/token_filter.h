@@ -41,7 +41,7 @@ class TokenTrie {
 
 class TokenFilter {
  public:
-  // `budget`: tokens that may be drawn, a special token that ends the text among them.
+  // `budget`: tokens that may be drawn; what costs nothing in the grammar may come behind them.
   TokenFilter(std::shared_ptr<const Grammar> grammar, std::shared_ptr<const TokenTrie> trie, int64_t budget);
 
   // A bit for each id of the tokenizer. Throws Error when the grammar is too ambiguous to follow.
@@ -61,11 +61,11 @@ class TokenFilter {
   };
   struct Frame {
     int32_t then, parent;
-    int64_t least;  // symbols from `then` to the end of everything
+    int64_t least;  // cost from `then` to the end of everything
   };
   struct State {
     std::vector<Place> places;
-    int64_t least = Grammar::kNever;  // symbols to the end
+    int64_t least = Grammar::kNever;  // cost to the end
     bool final = false;
   };
   struct Mask {

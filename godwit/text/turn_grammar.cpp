@@ -27,14 +27,16 @@ class Turn {
     const int32_t last = g.add_node();
     const bool tools = format_.tool_use != ToolUse::kNone && !format_.tools.empty();
     if (format_.tool_use != ToolUse::kRequired) {
-      const int32_t said = close(response(at), "response");
+      const int32_t said = close_last(response(at), "response");
       g.skip(said, last);
       if (tools && format_.response == ResponseForm::kText) g.skip(calls(said), last);
     }
     // Nothing but calls.
     const bool text_too = format_.tool_use != ToolUse::kRequired && format_.response == ResponseForm::kText;
     if (tools && !text_too) g.skip(calls(close(at, "response")), last);
+    g.set_cost(0);
     g.accept(g.special(close(last, "message"), end_));
+    g.set_cost(1);
     json_.finish();
     g.finish(rule);
     return grammar_;
@@ -50,6 +52,14 @@ class Turn {
   }
   int32_t open(int32_t from, std::string_view text) { return tag(from, marks_.open, text); }
   int32_t close(int32_t from, std::string_view text) { return tag(from, marks_.close, text); }
+
+  // The end of what nothing has to follow: cut there, the turn is whole all the same (ChatParser closes it).
+  int32_t close_last(int32_t from, std::string_view text) {
+    grammar_->set_cost(0);
+    const int32_t out = close(from, text);
+    grammar_->set_cost(1);
+    return out;
+  }
 
   // What is not UTF-8 is the parser's to mend, as in turns without a grammar.
   int32_t any_text(int32_t from) {
@@ -88,10 +98,10 @@ class Turn {
       at = g.literal(digits, "\"");
       g.skip(g.literal(tens, "\""), at);
       at = g.call(g.special(at, marks_.sep), arguments);
-      g.skip(close(at, "call"), behind_call);
+      g.skip(close_last(at, "call"), behind_call);
     }
     if (format_.parallel_calls) g.skip(behind_call, channel);
-    return close(behind_call, "tools");
+    return close_last(behind_call, "tools");
   }
 
   const TurnFormat& format_;

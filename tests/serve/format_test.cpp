@@ -50,7 +50,7 @@ TEST(Format, JsonOfASchemaComesWhateverTheLimit) {
   const Json schema = Json::parse(kSchema);
   int cut = 0;
   for (int seed = 0; seed < 6; ++seed) {
-    for (const int64_t limit : {70, 150, 400}) {
+    for (const int64_t limit : {75, 150, 400}) {
       Json body = chat(limit, seed, /*thinking=*/seed % 2 == 0);
       body["response_format"] = {{"type", "json_schema"},
                                  {"json_schema", {{"name", "person"}, {"strict", true}, {"schema", schema}}}};
@@ -62,8 +62,9 @@ TEST(Format, JsonOfASchemaComesWhateverTheLimit) {
         EXPECT_TRUE(test::valid(value, schema, schema)) << text;
         cut += choice["finish_reason"] == "length";
       }
-      if (seed == 0)
+      if (seed == 0) {
         EXPECT_EQ(streamed(server, body), whole["choices"][0]["message"]["content"].get<std::string>());
+      }
     }
   }
   EXPECT_GT(cut, 0);  // random weights do not stop thinking by themselves
@@ -109,9 +110,13 @@ TEST(Format, ToolsThatMustBeCalledAreCalledWithTheirArguments) {
       for (const Json& each : answer(server, body)["choices"]) {
         const Json& calls = each["message"]["tool_calls"];
         ASSERT_FALSE(calls.empty()) << each;
-        if (seed % 2) EXPECT_EQ(calls.size(), 1u);
+        if (seed % 2) {
+          EXPECT_EQ(calls.size(), 1u);
+        }
         for (const Json& call : calls) {
-          if (choice.is_object()) EXPECT_EQ(call["function"]["name"], "second");
+          if (choice.is_object()) {
+            EXPECT_EQ(call["function"]["name"], "second");
+          }
           const Json arguments = Json::parse(call["function"]["arguments"].get<std::string>());
           EXPECT_TRUE(test::valid(arguments, parameters, parameters)) << arguments;
         }

@@ -27,16 +27,18 @@ inline bool is_of_type(const SchemaJson& v, const std::string& type) {
   return type == "integer" && v.is_number() && v.get<double>() == std::trunc(v.get<double>());
 }
 
-inline bool valid(const SchemaJson& v, const SchemaJson& schema, const SchemaJson& root) {
+// `depth`: references that were followed at this value; where they lead in a circle it gives up and takes it.
+inline bool valid(const SchemaJson& v, const SchemaJson& schema, const SchemaJson& root, int depth = 0) {
+  if (depth > 8) return true;
   if (schema.is_boolean()) return schema.get<bool>();
   const auto has = [&](const char* key) { return schema.contains(key); };
   const auto count_valid = [&](const SchemaJson& list) {
     int n = 0;
-    for (const auto& s : list) n += valid(v, s, root) ? 1 : 0;
+    for (const auto& s : list) n += valid(v, s, root, depth) ? 1 : 0;
     return n;
   };
-  if (has("$ref") &&
-      !valid(v, root.at(SchemaJson::json_pointer(schema["$ref"].get<std::string>().substr(1))), root))
+  if (has("$ref") && !valid(v, root.at(SchemaJson::json_pointer(schema["$ref"].get<std::string>().substr(1))),
+                            root, depth + 1))
     return false;
   if (has("anyOf") && count_valid(schema["anyOf"]) == 0) return false;
   if (has("oneOf") && count_valid(schema["oneOf"]) != 1) return false;

@@ -50,12 +50,13 @@ bool takes(const std::shared_ptr<const Grammar>& grammar, const std::string& tex
   return results[0];
 }
 
-// A random text of the grammar: tokens drawn evenly from those that are allowed. The budget ends it.
+// A random text of the grammar: tokens drawn evenly from those that are allowed. The budget ends it; `more`
+// tokens may follow where they cost nothing.
 std::string draw(const std::shared_ptr<const Grammar>& grammar, int64_t budget, std::mt19937_64& random,
-                 std::vector<int32_t>* ids = nullptr, int64_t* used = nullptr) {
+                 std::vector<int32_t>* ids = nullptr, int64_t* used = nullptr, int64_t more = 0) {
   TokenFilter filter(grammar, trie(), budget);
   std::string text;
-  for (int64_t n = 0; n < budget; ++n) {
+  for (int64_t n = 0; n < budget + more; ++n) {
     std::vector<int32_t> allowed;
     const auto& bits = filter.allowed();
     for (int32_t id = 0; id < fixture_tokenizer().vocab_size(); ++id) {
@@ -63,7 +64,8 @@ std::string draw(const std::shared_ptr<const Grammar>& grammar, int64_t budget, 
     }
     // Where it may end, it does one time in two.
     if (allowed.empty() || (filter.complete() && random() % 2)) break;
-    const int32_t id = allowed[random() % allowed.size()];
+    // Behind the budget text that costs nothing would go on for ever: specials, the last ids, end it.
+    const int32_t id = n < budget ? allowed[random() % allowed.size()] : allowed.back();
     filter.accept(id);
     if (ids) ids->push_back(id);
     if (used) *used = n + 1;
@@ -205,7 +207,8 @@ TEST(JsonGrammar, WhateverIsDrawnIsValid) {
 
 TEST(JsonGrammar, NamesWhatItDoesNotKnow) {
   const std::vector<std::pair<const char*, const char*>> all = {
-      {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})", "schema.properties.a.uniqueItems"},
+      {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})",
+       "schema.properties.a.uniqueItems"},
       {R"({"type": "object", "patternProperties": {}})", "schema.patternProperties"},
       {R"({"not": {}})", "schema.not"},
       {R"({"type": "object", "properties": {"a": {"if": {}}}})", "schema.properties.a.if"},
@@ -306,19 +309,28 @@ TEST(TurnGrammar, TurnsAreWellFormedAndHoldWhatTheyMust) {
                     {.name = "free", .parameters = parameters, .strict = false}};
     const auto grammar = turn_grammar(format, fixture_tokenizer());
     std::vector<int32_t> ids;
-    draw(grammar, grammar->least() + 40 + static_cast<int64_t>(random() % 300), random, &ids);
+    draw(grammar, grammar->least() + static_cast<int64_t>(random() % 300), random, &ids, nullptr,
+         /*more=*/40);
     const ParsedTurn turn = parse_turn(fixture_tokenizer(), ids, format.thinking);
     EXPECT_TRUE(turn.complete);
     EXPECT_TRUE(turn.faults.empty()) << turn.faults[0] << "\n" << fixture_tokenizer().decode(ids);
     const std::string text = turn.message.content.empty() ? "" : turn.message.content[0].text;
     const auto& calls = turn.message.tool_calls;
-    if (format.tool_use == ToolUse::kNone) EXPECT_TRUE(calls.empty());
-    if (format.tool_use == ToolUse::kRequired) EXPECT_FALSE(calls.empty());
-    if (!format.parallel_calls) EXPECT_LE(calls.size(), 1u);
+    if (format.tool_use == ToolUse::kNone) {
+      EXPECT_TRUE(calls.empty());
+    }
+    if (format.tool_use == ToolUse::kRequired) {
+      EXPECT_FALSE(calls.empty());
+    }
+    if (!format.parallel_calls) {
+      EXPECT_LE(calls.size(), 1u);
+    }
     if (format.response != ResponseForm::kText && calls.empty()) {
       const Json value = Json::parse(text, nullptr, false);
       ASSERT_TRUE(value.is_object()) << text;
-      if (!format.schema.is_null()) EXPECT_TRUE(test::valid(value, schema, schema)) << text;
+      if (!format.schema.is_null()) {
+        EXPECT_TRUE(test::valid(value, schema, schema)) << text;
+      }
       ++with_text;
     }
     for (const ChatToolCall& call : calls) {
@@ -326,7 +338,9 @@ TEST(TurnGrammar, TurnsAreWellFormedAndHoldWhatTheyMust) {
       const Json arguments = Json::parse(call.arguments, nullptr, false);
       ASSERT_TRUE(arguments.is_object()) << call.arguments;
       EXPECT_TRUE(call.name == "free" || call.name == "f<\"&>") << call.name;
-      if (call.name != "free") EXPECT_TRUE(test::valid(arguments, parameters, parameters)) << call.arguments;
+      if (call.name != "free") {
+        EXPECT_TRUE(test::valid(arguments, parameters, parameters)) << call.arguments;
+      }
     }
   }
   EXPECT_GT(with_calls, 50);

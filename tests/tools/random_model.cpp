@@ -1,5 +1,5 @@
-// godwit_random_model MODEL TOKENIZER DIR: a model directory with random weights, for tests of the server. MODEL is
-// a preset, a config.json or a directory; "tiny" is small enough for tests of seconds.
+// godwit_random_model MODEL TOKENIZER DIR: a model directory with random weights, for tests of the server.
+// MODEL is a preset, a config.json or a directory; "tiny" is small enough for tests of seconds.
 #include <ATen/ATen.h>
 
 #include <cstdio>
