@@ -1,0 +1,401 @@
+// Grouped products of the experts on the tensor cores, one persistent kernel. For every tile of rows of an
+// expert e,
+//   D[f, r] = sum_k A_e[f, k] X[r, k]
+// A_e are weights, X rows sorted by expert (experts_plan.cuh). The weights are the 64-row operand of wgmma
+// and the rows its column operand, whose width is chosen tile by tile from 16 to 176: few rows cost few
+// columns, and 300 rows cost two tiles of 152, so that one kernel serves decoding, where it streams weights,
+// and training.
+//
+// A block: a producer thread and two warpgroups of consumers. A tile is 256 rows of A by N rows of X; a
+// consumer holds two pieces of 64 rows of A, which are gate and up of the same features where the two are
+// multiplied. The producer keeps kStages blocks of 64 k in flight. Every element is one chain over k in steps
+// of 16, whatever the tile, so a row's bits do not depend on its batch. The second consumer starts late and
+// stays late: one's epilogue runs under the other's products.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "godwit/kernels/cuda/sm90/experts_plan.cuh"
+#include "godwit/kernels/cuda/sm90/glu.cuh"
+#include "godwit/kernels/cuda/sm90/tma.cuh"
+#include "godwit/kernels/cuda/sm90/wgmma.cuh"
+
+namespace godwit::kernels::cuda::sm90 {
+
+enum class Product {
+  kGlu,         // A = w1 and w3 [E, F, K]; out[r, f] = glu(w1 x, w3 x)
+  kGluGrad,     // the same products, and from them and the gradient of glu those of both (GluGradArgs)
+  kPlain,       // A = w [E, F, K]; out[r, f] = w x
+  kTransposed,  // A = w [E, K, F], or two of them one after the other; out[r, f] = sum_k w[k, f] x[r, k]
+};
+constexpr bool is_pair(Product p) {
+  return p == Product::kGlu || p == Product::kGluGrad;
+}
+
+// d_act [rows, F] is the gradient of the unweighted activation. With p the weight of a row's slot:
+//   d_gate_up [rows, 2 F] = p d_act d glu;  act [rows, F] = p glu;  dots[part][row] = a part of sum_f d_act
+//   glu
+struct GluGradArgs {
+  const __nv_bfloat16* d_act = nullptr;
+  const int* row_slot = nullptr;
+  const float* weights = nullptr;
+  __nv_bfloat16* d_gate_up = nullptr;
+  __nv_bfloat16* act = nullptr;
+  float* dots = nullptr;  // [2 a_tiles][max_rows]
+  int64_t max_rows = 0;
+};
+
+struct ProductArgs {
+  CUtensorMap a[2];  // weights: boxes of 64 k by 128 rows, transposed 64 rows by 64 k
+  CUtensorMap x32;   // rows: boxes of 64 k by 32 rows
+  CUtensorMap x8;    // and by 8
+  const RowTile* tiles = nullptr;
+  const int* totals = nullptr;
+  int a_tiles = 0;  // of 256 rows of A (pairs: 128 of each)
+  int k_blocks = 0;
+  int first_blocks =
+      0;  // kTransposed: blocks of the first weight; the second's x begin at column second_column
+  int second_column = 0;
+  int features = 0;
+  GluForm form;
+  __nv_bfloat16* out = nullptr;  // [rows, features]
+  GluGradArgs grad;
+};
+
+constexpr int kStages = 4;
+constexpr int kBlockK = 64;
+constexpr int kTileA = 256;
+constexpr int kProductThreads = 384;
+constexpr int kStageA = kTileA * kBlockK * 2;  // bytes
+constexpr int kStageX = kTileRows * kBlockK * 2;
+constexpr int kStageBytes = kStageA + kStageX;
+constexpr int kStoreBytes = 16 * 64 * 2;  // 16 rows of 64 features
+
+struct ProductBarriers {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+  uint64_t late;
+};
+constexpr int kProductShared = kStages * kStageBytes + 4 * kStoreBytes + sizeof(ProductBarriers);
+static_assert(kProductShared <= 232448);
+
+// Tile t: over experts, then tiles of A, then tiles of rows, so that those which share weights run together.
+struct Tile {
+  RowTile rows;
+  int a_tile;
+};
+__device__ __forceinline__ Tile tile_at(const ProductArgs& args, int t) {
+  const RowTile any = args.tiles[t / args.a_tiles];  // some tile of the expert
+  const int local = t - any.first * args.a_tiles;
+  const int a_tile = local / any.count;
+  return {args.tiles[any.first + local - a_tile * any.count], a_tile};
+}
+
+// The width that wgmma takes for a tile.
+__device__ __forceinline__ int padded_rows(int rows) {
+  return rows <= 16    ? 16
+         : rows <= 32  ? 32
+         : rows <= 64  ? 64
+         : rows <= 96  ? 96
+         : rows <= 144 ? (rows + 15) / 16 * 16
+                       : rows;
+}
+
+template <Product kProduct>
+__device__ __forceinline__ void load_weights(const ProductArgs& args, const Tile& tile, int kb, uint8_t* a,
+                                             uint64_t* full) {
+  const int k = kb * kBlockK, e = tile.rows.expert, row = tile.a_tile * (is_pair(kProduct) ? 128 : 256);
+  if constexpr (kProduct == Product::kTransposed) {
+    const bool second = kb >= args.first_blocks;
+    const int from = second ? k - args.first_blocks * kBlockK : k;
+    for (int i = 0; i < 4; ++i)
+      tensor_load(a + i * (kStageA / 4), &args.a[second], row + i * 64, from, e, full);
+  } else {
+    tensor_load(a, &args.a[0], k, row, e, full);
+    tensor_load(a + kStageA / 2, &args.a[is_pair(kProduct)], k, is_pair(kProduct) ? row : row + 128, e, full);
+  }
+}
+
+template <Product kProduct>
+__device__ void produce(const ProductArgs& args, uint8_t* shared, ProductBarriers& bar) {
+  const int tiles = args.totals[1] * args.a_tiles;
+  int at = 0;  // blocks of k so far
+  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const Tile tile = tile_at(args, t);
+    const int width = padded_rows(tile.rows.rows);
+    for (int kb = 0; kb < args.k_blocks; ++kb, ++at) {
+      const int stage = at % kStages;
+      uint8_t* a = shared + stage * kStageBytes;
+      uint8_t* x = a + kStageA;
+      uint64_t* full = &bar.full[stage];
+      mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
+      mbarrier_arrive_expect(full, kStageA + width * kBlockK * 2);
+      load_weights<kProduct>(args, tile, kb, a, full);
+      const bool second = kProduct == Product::kTransposed && kb >= args.first_blocks;
+      const int k = second ? args.second_column + (kb - args.first_blocks) * kBlockK : kb * kBlockK;
+      int r = 0;
+      for (; r + 32 <= width; r += 32) tensor_load(x + r * 128, &args.x32, k, tile.rows.begin + r, 0, full);
+      for (; r < width; r += 8) tensor_load(x + r * 128, &args.x8, k, tile.rows.begin + r, 0, full);
+    }
+  }
+}
+
+__device__ __forceinline__ void release(ProductBarriers& bar, int stage) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(&bar.empty[stage]);
+}
+
+// A consumer's state: which warpgroup it is and where the ring stands.
+struct Consumer {
+  uint8_t* shared;
+  uint8_t* store;  // two buffers of kStoreBytes
+  ProductBarriers* bar;
+  int group;
+  int at;  // blocks of k so far
+};
+
+// Where a thread stands while 16 rows by 64 features go from fragments to memory: it takes 8 features of one
+// row.
+struct StoreLane {
+  uint32_t write;  // bytes into the buffer: for stmatrix, and of the thread's 16 bytes
+  uint32_t read;
+  int row;
+  int feature;
+  __device__ StoreLane() {
+    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32, warp = thread / 32;
+    const int at = lane / 16 * 8 + lane % 8, unit = 2 * warp + lane / 8 % 2;
+    write = at * 128 + ((unit ^ (at & 7)) << 4);
+    row = thread / 8, feature = thread % 8 * 8;
+    read = row * 128 + (((thread % 8) ^ (row & 7)) << 4);
+  }
+};
+
+// Puts 16 rows, those of wgmma's 8-row groups `first` and first + 1, into the buffer; value(group, i) is
+// element i of a group's fragment.
+template <int N, class Value>
+__device__ __forceinline__ void stage_rows(uint8_t* buffer, const StoreLane& at, int first,
+                                           const Value& value) {
+  uint32_t r[4];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      r[2 * j + h] = first + j < N / 8 ? pack_bf16(value(first + j, 2 * h), value(first + j, 2 * h + 1)) : 0u;
+    }
+  }
+  stmatrix_x4_trans(smem_address(buffer) + at.write, r);
+}
+
+template <int N, class Value>
+__device__ __forceinline__ void store_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
+                                           int pass, int first, int feature, const Value& value) {
+  const StoreLane at;
+  uint8_t* buffer = c.store + (pass & 1) * kStoreBytes;
+  stage_rows<N>(buffer, at, first, value);
+  named_barrier(1 + c.group, 128);
+  const uint4 v = *reinterpret_cast<const uint4*>(buffer + at.read);
+  const int row = first * 8 + at.row, f = feature + at.feature;
+  if (row < tile.rows.rows && f < args.features) {
+    *reinterpret_cast<uint4*>(args.out + int64_t(tile.rows.begin + row) * args.features + f) = v;
+  }
+}
+
+// The gradients of 8 features of a row from its gate and up values.
+__device__ __forceinline__ void store_gradients(const ProductArgs& args, int64_t row, int f, bool inside,
+                                                int part, const uint4& gate, const uint4& up,
+                                                const GluConstants& form) {
+  const GluGradArgs& a = args.grad;
+  float dot = 0;
+  if (inside) {
+    const int slot = a.row_slot[row];
+    const float p = slot < 0 ? 0.f : a.weights[slot];
+    const uint4 d = *reinterpret_cast<const uint4*>(a.d_act + row * args.features + f);
+    const uint32_t g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w},
+                   da[4] = {d.x, d.y, d.z, d.w};
+    uint32_t dg[4], du[4], act[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const GluGradient lo = glu_gradient(low_bf16(g[i]), low_bf16(u[i]), form);
+      const GluGradient hi = glu_gradient(high_bf16(g[i]), high_bf16(u[i]), form);
+      const float d_lo = low_bf16(da[i]), d_hi = high_bf16(da[i]);
+      dot = fmaf(d_hi, hi.value, fmaf(d_lo, lo.value, dot));
+      dg[i] = pack_bf16(p * d_lo * lo.d_gate, p * d_hi * hi.d_gate);
+      du[i] = pack_bf16(p * d_lo * lo.d_up, p * d_hi * hi.d_up);
+      act[i] = pack_bf16(p * lo.value, p * hi.value);
+    }
+    __nv_bfloat16* pair = a.d_gate_up + row * 2 * args.features + f;
+    *reinterpret_cast<uint4*>(pair) = {dg[0], dg[1], dg[2], dg[3]};
+    *reinterpret_cast<uint4*>(pair + args.features) = {du[0], du[1], du[2], du[3]};
+    *reinterpret_cast<uint4*>(a.act + row * args.features + f) = {act[0], act[1], act[2], act[3]};
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
+  if (threadIdx.x % 8 == 0 && row < a.max_rows) a.dots[part * a.max_rows + row] = dot;
+}
+
+template <int N>
+__device__ __forceinline__ void grad_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
+                                          int first, const float (&gate)[N / 2], const float (&up)[N / 2],
+                                          const GluConstants& form) {
+  const StoreLane at;
+  named_barrier(1 + c.group, 128);  // the last rows have been read
+  stage_rows<N>(c.store, at, first, [&](int g, int i) { return gate[4 * g + i]; });
+  stage_rows<N>(c.store + kStoreBytes, at, first, [&](int g, int i) { return up[4 * g + i]; });
+  named_barrier(1 + c.group, 128);
+  const uint4 g = *reinterpret_cast<const uint4*>(c.store + at.read);
+  const uint4 u = *reinterpret_cast<const uint4*>(c.store + kStoreBytes + at.read);
+  const int row = first * 8 + at.row, f = tile.a_tile * 128 + c.group * 64 + at.feature;
+  const bool in_tile = row < tile.rows.rows;
+  store_gradients(args, in_tile ? tile.rows.begin + row : args.grad.max_rows, f, in_tile && f < args.features,
+                  2 * tile.a_tile + c.group, g, u, form);
+}
+
+// Every index into d is a constant once the loops are unrolled.
+template <int N, Product kProduct>
+__device__ __forceinline__ void epilogue(const ProductArgs& args, const Consumer& c, const Tile& tile,
+                                         const float (&d)[2][N / 2]) {
+  const GluConstants form(args.form);
+#pragma unroll
+  for (int j = 0; j < N / 8; j += 2) {
+    if constexpr (kProduct == Product::kGlu) {
+      store_rows<N>(c, args, tile, j / 2, j, tile.a_tile * 128 + c.group * 64,
+                    [&](int g, int i) { return glu(d[0][4 * g + i], d[1][4 * g + i], form); });
+    } else if constexpr (kProduct == Product::kGluGrad) {
+      grad_rows<N>(c, args, tile, j, d[0], d[1], form);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_rows<N>(c, args, tile, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
+                      [&](int g, int i) { return d[half][4 * g + i]; });
+      }
+    }
+  }
+}
+
+// A warpgroup's half of a tile. Of the first tile, `lead` tells the other when to start and `trail` waits for
+// it.
+template <int N, Product kProduct>
+__device__ __forceinline__ void consume(const ProductArgs& args, Consumer& c, const Tile& tile, bool lead,
+                                        bool trail) {
+  constexpr bool kPairs = is_pair(kProduct);
+  constexpr int kTrans = kProduct == Product::kTransposed;
+  constexpr int kStep = kTrans ? 16 * 128 / 16 : 32 / 16;  // of 16 k, in the descriptor's units
+  float d[2][N / 2];
+  clear(d[0]), clear(d[1]);
+  // Bytes from the stage's start to this warpgroup's first and second 64 rows of A.
+  const int first = c.group * (kPairs ? 64 : 128) * 128, second = first + (kPairs ? 128 : 64) * 128;
+  if (trail) mbarrier_wait(&c.bar->late, 0);
+  for (int kb = 0; kb < args.k_blocks; ++kb, ++c.at) {
+    const int stage = c.at % kStages;
+    mbarrier_wait(&c.bar->full[stage], c.at / kStages & 1);
+    const uint32_t base = smem_address(c.shared + stage * kStageBytes);
+    const uint64_t a0 = wgmma_descriptor(base + first, 1024, 0),
+                   a1 = wgmma_descriptor(base + second, 1024, 0);
+    const uint64_t x = wgmma_descriptor(base + kStageA, 1024, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      Wgmma<N>::template smem<kTrans, 0>(d[0], a0 + kStep * kk, x + 2 * kk);
+      Wgmma<N>::template smem<kTrans, 0>(d[1], a1 + kStep * kk, x + 2 * kk);
+    }
+    wgmma_commit();
+    if (kb > 0) {
+      wgmma_wait<1>();
+      release(*c.bar, (c.at - 1) % kStages);
+    }
+    if (lead && kb == min(kStages - 1, args.k_blocks - 1) && threadIdx.x % 128 == 0)
+      mbarrier_arrive(&c.bar->late);
+  }
+  wgmma_wait<0>();
+  pin(d[0]), pin(d[1]);
+  release(*c.bar, (c.at - 1) % kStages);
+  epilogue<N, kProduct>(args, c, tile, d);
+}
+
+__device__ __forceinline__ void init_barriers(ProductBarriers& bar) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) mbarrier_init(&bar.full[i], 1), mbarrier_init(&bar.empty[i], 8);
+    mbarrier_init(&bar.late, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+}
+
+template <Product kProduct>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    product_kernel(const __grid_constant__ ProductArgs args) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  uint8_t* store = shared + kStages * kStageBytes;
+  ProductBarriers& bar = *reinterpret_cast<ProductBarriers*>(store + 4 * kStoreBytes);
+  const int role = uniform(threadIdx.x / 128);
+  init_barriers(bar);
+  if (role == 0) {
+    registers_down<24>();
+    if (threadIdx.x == 0) produce<kProduct>(args, shared, bar);
+  } else {
+    registers_up<240>();
+    Consumer c{shared, store + (role - 1) * 2 * kStoreBytes, &bar, role - 1, 0};
+    const int tiles = args.totals[1] * args.a_tiles, begin = blockIdx.x;
+    for (int t = begin; t < tiles; t += gridDim.x) {
+      const Tile tile = tile_at(args, t);
+      const bool lead = t == begin && c.group == 0, trail = t == begin && c.group == 1;
+      switch (uniform(padded_rows(tile.rows.rows))) {
+#define GODWIT_WIDTH(N)                               \
+  case N:                                             \
+    consume<N, kProduct>(args, c, tile, lead, trail); \
+    break;
+        GODWIT_WIDTH(16)
+        GODWIT_WIDTH(32)
+        GODWIT_WIDTH(64)
+        GODWIT_WIDTH(96)
+        GODWIT_WIDTH(112)
+        GODWIT_WIDTH(128)
+        GODWIT_WIDTH(144)
+        GODWIT_WIDTH(152)
+        GODWIT_WIDTH(160)
+        GODWIT_WIDTH(168)
+        GODWIT_WIDTH(176)
+#undef GODWIT_WIDTH
+      }
+    }
+  }
+}
+
+// x [rows, width], sorted by expert.
+inline cudaError_t row_maps(ProductArgs* args, const ExpertPlan& plan, const void* x, int64_t width) {
+  TensorBox box{.base = x,
+                .size = {uint64_t(width), uint64_t(plan.max_rows), 1},
+                .stride = {uint64_t(width), uint64_t(width * plan.max_rows)},
+                .box = {kBlockK, 32, 1}};
+  const cudaError_t error = make_tensor_map(&args->x32, box);
+  box.box[1] = 8;
+  return error == cudaSuccess ? make_tensor_map(&args->x8, box) : error;
+}
+// w [experts, rows, columns], in boxes of 64 columns by box_rows.
+inline cudaError_t weight_map(CUtensorMap* map, const void* w, int64_t experts, int64_t rows, int64_t columns,
+                              int box_rows = 128) {
+  return make_tensor_map(map, {.base = w,
+                               .size = {uint64_t(columns), uint64_t(rows), uint64_t(experts)},
+                               .stride = {uint64_t(columns), uint64_t(columns * rows)},
+                               .box = {64, uint32_t(box_rows), 1}});
+}
+
+// A kernel with one block a multiprocessor.
+template <class Args>
+cudaError_t launch_persistent(void (*kernel)(Args), const Args& args, int threads, int shared_bytes,
+                              cudaStream_t stream) {
+  int device = 0, processors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<processors, threads, shared_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+template <Product kProduct>
+cudaError_t launch_product(const ProductArgs& args, cudaStream_t stream) {
+  return launch_persistent(product_kernel<kProduct>, args, kProductThreads, kProductShared, stream);
+}
+
+}  // namespace godwit::kernels::cuda::sm90
