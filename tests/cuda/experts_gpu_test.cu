@@ -80,8 +80,9 @@ Gradients run_backward(const ExpertCase& c) {
   return {z.take(), w1.take(), w3.take(), w2.take(), weights.take()};
 }
 
-// One more rounded product deep than the forward.
-constexpr double kGradLimit = 8e-3;
+// One more rounded product deep than the forward. A slot's weight has a gradient that is one dot product, of
+// random signs here, so of a few slots it may cancel.
+constexpr double kGradLimit = 8e-3, kWeightLimit = 3e-2;
 
 void check_backward(const ExpertCase& c) {
   const Gradients got = run_backward(c);
@@ -91,7 +92,8 @@ void check_backward(const ExpertCase& c) {
                            relative_error(got.w2, want.dw2)};
   std::printf("bwd %-44s z %.2e p %.2e w1 %.2e w3 %.2e w2 %.2e\n", c.name.c_str(), errors[0], errors[1],
               errors[2], errors[3], errors[4]);
-  for (const double e : errors) expect(e < kGradLimit, c.name + " gradient error");
+  for (int i = 0; i < 5; ++i)
+    expect(errors[i] < (i == 1 ? kWeightLimit : kGradLimit), c.name + " gradient error");
   expect(run_backward(c) == got, c.name + " gradients not deterministic");
 }
 
