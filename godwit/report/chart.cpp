@@ -43,7 +43,7 @@ Axis make_axis(const std::vector<double>& values, bool log, double from, double 
   return axis;
 }
 
-std::vector<double> ticks(const Axis& axis) {
+std::vector<double> ticks(const Axis& axis, bool whole = false) {
   std::vector<double> out;
   if (axis.log) {
     const double span = axis.high - axis.low;
@@ -63,7 +63,7 @@ std::vector<double> ticks(const Axis& axis) {
                high = axis.log ? std::pow(10, axis.high) : axis.high;
   const double rough = (high - low) / 5, power = std::pow(10, std::floor(std::log10(rough)));
   const double unit = rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10;
-  const double step = unit * power;
+  const double step = whole ? std::max(1.0, unit * power) : unit * power;
   for (double v = std::ceil(low / step) * step; v <= high + step * 1e-9; v += step)
     out.push_back(std::abs(v) < step * 1e-9 ? 0 : v);
   return out;
@@ -85,7 +85,7 @@ std::string frame(const Chart& chart, const Axis& x, const Axis& y) {
         line(kLeft, at, kWidth - kRight, at, "grid") + text(kLeft - 6, at + 4, "tick end", short_number(v));
   }
   double free_from = 0;  // labels must not run into each other
-  for (const double v : ticks(x)) {
+  for (const double v : ticks(x, chart.whole_x)) {
     const double at = x.place(v);
     out += line(at, kHeight - kBottom, at, kHeight - kBottom + 4, "axis");
     const std::string label = short_number(v);
@@ -288,7 +288,8 @@ std::string render(const Map& map, std::string_view empty) {
       if (!paths[level].empty()) svg += fmt::format("<path class=\"q{}\" d=\"{}\"/>", level, paths[level]);
   }
   const Axis x{.low = map.x_begin, .high = map.x_end, .log = false, .from = kLeft, .to = kWidth - right};
-  for (const double v : ticks(x)) svg += text(x.place(v), bottom + 15, "tick middle", short_number(v));
+  for (const double v : ticks(x, /*whole=*/true))
+    svg += text(x.place(v), bottom + 15, "tick middle", short_number(v));
   svg += text((kLeft + kWidth - right) / 2, bottom + 33, "label middle", map.x_label) + "</svg>";
   std::string key;
   for (size_t i = 0; i < map.level_names.size(); ++i)

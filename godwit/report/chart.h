@@ -38,6 +38,7 @@ struct Flag {  // a sign at a point, with a tooltip
 struct Chart {
   std::string title, x_label, y_label;
   bool log_x = false, log_y = false;
+  bool whole_x = false;  // ticks at whole numbers only: layers, steps
   std::vector<Series> series = {};
   std::vector<Mark> marks = {};
   std::vector<Flag> flags = {};

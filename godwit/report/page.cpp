@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "godwit/report/chart.h"
@@ -256,7 +257,11 @@ std::string depth_charts(const std::vector<Run>& runs, const std::string& key, c
   std::string out;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
-    Chart chart{.title = what + " by depth: " + run.name, .x_label = "layer", .y_label = what, .log_y = true};
+    Chart chart{.title = what + " by depth: " + run.name,
+                .x_label = "layer",
+                .y_label = what,
+                .log_y = true,
+                .whole_x = true};
     std::vector<size_t> rows;
     const ListColumn& lists = run.list(key);
     for (size_t r = 0; r < lists.size(); ++r)
@@ -277,7 +282,7 @@ std::string depth_charts(const std::vector<Run>& runs, const std::string& key, c
 
 Chart over_steps(const std::vector<Run>& runs, const std::string& key, const std::string& title,
                  const std::string& unit) {
-  Chart chart{.title = title, .x_label = "step", .y_label = unit};
+  Chart chart{.title = title, .x_label = "step", .y_label = unit, .whole_x = true};
   for (size_t i = 0; i < runs.size(); ++i)
     chart.series.push_back(
         {.name = runs[i].name, .colour = colour_of(i), .points = thin(points_of(runs[i], key), kMostPoints)});
@@ -289,6 +294,9 @@ std::string other_charts(const std::vector<Run>& runs) {
   static const std::set<std::string> kShown = {"step",          "context",      "tokens",
                                                "loss",          "tokens_per_s", "grad_norm",
                                                "held_out_loss", "eval_context", "bits_per_byte"};
+  static const std::map<std::string, std::string> kTitles = {{"lr", "Learning rate of Muon"},
+                                                             {"max_logit", "Largest attention logit"},
+                                                             {"clipped_heads", "Heads clipped by QK-Clip"}};
   std::set<std::string> keys;
   for (const Run& run : runs)
     for (const auto& [key, column] : run.numbers)
@@ -298,7 +306,10 @@ std::string other_charts(const std::vector<Run>& runs) {
     std::set<double> values;
     for (const Run& run : runs)
       for (const Point& p : finite(points_of(run, key))) values.insert(p.y);
-    if (values.size() > 1) out += render(over_steps(runs, key, key, ""), "No finite value.");
+    const auto title = kTitles.find(key);
+    if (values.size() > 1)
+      out +=
+          render(over_steps(runs, key, title == kTitles.end() ? key : title->second, ""), "No finite value.");
   }
   return out;
 }
@@ -330,7 +341,7 @@ std::string make_page(const std::vector<Run>& runs) {
                        render(position_chart(runs), "The loss by position is measured when a run ends.")) +
                       gate_table(runs));
   body += section("Experts", "How evenly the router spreads tokens over the routed experts.",
-                  grid(load_maps(runs)) + grid(vio_maps(runs)));
+                  grid(load_maps(runs) + vio_maps(runs)));
   body += section("Depth", "Norms by layer at a few moments of the run, the latest in full colour.",
                   grid(depth_charts(runs, "grad_norms", "gradient norm") +
                        depth_charts(runs, "activation_rms", "activation norm (root mean square)")));

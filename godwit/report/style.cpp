@@ -22,7 +22,7 @@ table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums;
 th,td { text-align:right; padding:.45em .8em; border-bottom:1px solid var(--rule); white-space:nowrap; }
 th:first-child,td:first-child { text-align:left; } tr:last-child td { border-bottom:0; } th { color:var(--soft); font-weight:600; }
 .good-text { color:var(--good); font-weight:600; } .bad-text { color:var(--bad); font-weight:600; }
-.grid2 { display:grid; gap:14px; margin-bottom:14px; grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr)); }
+.grid2 { display:grid; gap:14px; margin-bottom:14px; grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr)); }
 figure { margin:0; padding:12px 12px 8px; background:var(--card); border:1px solid var(--rule); border-radius:10px; min-width:0; }
 figcaption { font-weight:600; margin-bottom:.35em; overflow-wrap:anywhere; }
 figure svg { display:block; width:100%; height:auto; }

@@ -65,6 +65,7 @@ TEST_F(Report, HasEverySectionAndTheNumbers) {
   EXPECT_TRUE(has(page, "class=\"q0\" d=\"M"));  // an expert without a token
   EXPECT_TRUE(has(page, "now 0.75"));            // MaxVio of layer 1
   EXPECT_TRUE(has(page, "prefers-color-scheme: dark"));
+  EXPECT_FALSE(has(page, "class=\"tick middle\">0.5<"));  // there is no layer 0.5
 }
 
 TEST_F(Report, AsksForNothingOutside) {
