@@ -1,5 +1,6 @@
 #include "godwit/plan/train_memory.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -119,7 +120,8 @@ double Costs::mix_work(int64_t sources) const {
   if (sources == 1) return 0;
   const double each = T_ * d(c_.hidden);
   if (!s_.fused.mix) return d(sources) * each * (3 * kFp32 + m_);
-  return d(sources) * each * (s_.bf16 ? 2 * kFp32 + m_ : m_);  // fp32 copies around the kernel
+  return d(sources) * each *
+         (s_.bf16 && !s_.cuda ? 2 * kFp32 + m_ : m_);  // fp32 copies around the CPU's kernel
 }
 
 double Costs::glu_kept(double width) const {
@@ -129,6 +131,7 @@ double Costs::glu_kept(double width) const {
 }
 
 bool Costs::keeps_products() const {
+  if (s_.cuda) return false;  // the backward computes them again
   const double rows = T_ * d(c_.moe.experts_per_token), padded = d((c_.moe.inner + 15) / 16 * 16);
   return rows * 2 * padded * kFp32 <= kKeptProducts;
 }
@@ -195,12 +198,15 @@ LayerCost Costs::layer(int64_t i) const {
   const double E = T_ * d(m.experts), L = T_ * d(m.latent > 0 ? m.latent : c_.hidden);
   const double rows = T_ * d(m.experts_per_token), width = d(m.latent > 0 ? m.latent : c_.hidden);
   const double freed = experts_kept() + 2 * L * m_;  // before the router's turn
-  if (s_.fused.experts)
+  if (s_.fused.experts && s_.cuda)  // workspace: rows and their gradients, gate, up, product and theirs
+    cost.channel_work =
+        std::max(s + 2 * L * m_ + rows * (2 * width + 4 * d(m.inner)) * m_, 2 * s + E * kFp32);
+  else if (s_.fused.experts)
     cost.channel_work = std::max(s + 3 * L * m_ + (s_.bf16 ? 2 * L * kFp32 : 0), 2 * s + E * kFp32 - freed);
   else  // gradients of the results in fp32 and behind the cast, and of the last products
     cost.channel_work = s + rows * (width * (2 * kFp32 + m_) + d(m.inner) * (2 * kFp32 + m_));
   // The histogram of a composed balancer: positions, bins and cells of every score.
-  if (s_.quantile && s_.cuda) cost.forward_work = E * (2 * kFp32 + 2 * kInt64);
+  if (s_.quantile && !s_.fused.histogram) cost.forward_work = E * (2 * kFp32 + 2 * kInt64);
   return cost;
 }
 
@@ -208,13 +214,15 @@ LayerCost Costs::layer(int64_t i) const {
 
 FusedOps fused_ops(bool cuda) {
   if (!cuda) return {};
-  return {.kda = true,
-          .conv = true,
-          .mix = false,
-          .glu = false,
-          .experts = false,
-          .router = false,
-          .norm = false};
+  const auto has_kernel = [](const char* op) {
+    const auto found = c10::Dispatcher::singleton().findSchema({op, ""});
+    return found.has_value() && found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  };
+  return {.mix = has_kernel("godwit::attn_res_mix_fwd"),
+          .glu = has_kernel("godwit::glu_fwd"),
+          .experts = has_kernel("godwit::moe_experts_fwd"),
+          .router = has_kernel("godwit::moe_router_fwd"),
+          .histogram = has_kernel("godwit::qb_histogram") || has_kernel("godwit::qb_histogram_fwd")};
 }
 
 TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape) {

@@ -13,9 +13,10 @@
 namespace godwit {
 
 // How the operations with kernels of our own run: one kernel that keeps its inputs, or a composition of
-// LibTorch's operations that keeps what each of them needs.
+// LibTorch's operations that keeps what each of them needs. KDA, the convolutions and the norms keep the same
+// either way, or have kernels on every device.
 struct FusedOps {
-  bool kda = true, conv = true, mix = true, glu = true, experts = true, router = true, norm = true;
+  bool mix = true, glu = true, experts = true, router = true, histogram = true;
 };
 
 struct TrainShape {
@@ -29,7 +30,7 @@ struct TrainShape {
   FusedOps fused = {};
 };
 
-// The kernels that exist for a device: all on the CPU.
+// The kernels that this build has for a device: all on the CPU, on CUDA those that are registered there.
 FusedOps fused_ops(bool cuda);
 
 struct TrainMemory {
