@@ -36,8 +36,8 @@ int run_convert(const ConvertArgs& args) {
   print_out("{}: {} tensors in {} files, {}{}; {} tensors read\n", args.out, summary.tensors_out,
             summary.files, human_bytes(static_cast<double>(summary.bytes)),
             summary.packed ? ", experts in MXFP4" : "", summary.tensors_in);
-  if (summary.unused > 0)
-    print_out("{} tensors of the vision tower and projector: copied through\n", summary.unused);
+  if (summary.vision > 0)
+    print_out("{} tensors of the vision tower and projector: copied through\n", summary.vision);
   if (summary.left_out > 0)
     print_out("{} tensors of the vision tower and projector: left out, this layout has no place for them\n",
               summary.left_out);

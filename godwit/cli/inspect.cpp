@@ -133,17 +133,17 @@ json fit_json(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
   return {{"complete", found.differences.empty()},
           {"differences", found.differences},
           {"experts", packed ? "mxfp4" : "plain"},
-          {"unused", found.unused}};
+          {"vision", found.vision}};
 }
 
 void print_fit(const json& fit) {
-  const auto unused = fit["unused"].get<int64_t>();
+  const auto vision = fit["vision"].get<int64_t>();
   if (fit["complete"].get<bool>())
     write_out("every tensor of config.json is here and no other");
   else
     print_out("the tensors do not fit config.json: {}", fit["differences"].get<std::string>());
   if (fit["experts"] == "mxfp4") write_out("; routed experts in MXFP4");
-  if (unused > 0) print_out("; {} of the vision tower and projector, which are not read", unused);
+  if (vision > 0) print_out("; {} of the vision tower and projector", vision);
   write_out("\n\n");
 }
 

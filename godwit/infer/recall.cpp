@@ -168,7 +168,8 @@ NeedleScore needle(const LoadedModel& model, std::span<const int32_t> haystack, 
     const Tensor ids = to_ids(sample.ids, model.device);
     const int64_t first = sample.answer - 1;  // the token before the number predicts its first
     std::vector<Tensor> rows;
-    for_each_piece(model.config, model.weights, ids.slice(0, 0, -1), kEvaluationPiece,
+    const PackedBatch asked{.ids = ids.slice(0, 0, -1), .cu_seqlens = make_cu_seqlens({ids.size(0) - 1})};
+    for_each_piece(model.config, model.weights, asked, kEvaluationPiece,
                    [&](int64_t begin, const Tensor& hidden) {
                      const int64_t skip = std::max<int64_t>(0, first - begin);
                      if (skip < hidden.size(0)) rows.push_back(hidden.slice(0, skip));

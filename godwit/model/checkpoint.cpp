@@ -7,7 +7,6 @@
 #include <span>
 
 #include "godwit/base/check.h"
-#include "godwit/base/log.h"
 #include "godwit/io/checkpoint_tensor.h"
 #include "godwit/io/mxfp4.h"
 #include "godwit/model/layout.h"
@@ -52,7 +51,7 @@ class Filler {
     const auto place = names_.find(tensor.name);
     check(place.has_value(), "{}: unexpected tensor {}", file.path().string(), tensor.name);
     const StoredParam& param = params_[place->param];
-    if (!param.used || place->part == StoredPart::kScale) return;
+    if (place->part == StoredPart::kScale) return;
     Tensor value = *values_[place->param];
     if (param.info.role == ParamRole::kExperts) value = value.select(0, place->piece);
     if (place->part == StoredPart::kPacked) {
@@ -90,10 +89,8 @@ ModelWeights load_weights(const ModelConfig& config, const std::string& director
   const at::NoGradGuard no_grad;
   const io::CheckpointDir checkpoint(directory);
   const FoundModel found = require_model(config, checkpoint);
-  if (found.unused > 0) {
-    log_info("{}: {} tensors of the vision tower and projector are there, not used", directory, found.unused);
-  }
   ModelWeights weights = weight_structure(config);
+  if (found.vision == 0) weights.vision.reset();
   std::vector<Tensor*> values;
   for_each_param(config, weights, [&](const ParamInfo& info, Tensor& value) {
     value =
@@ -108,7 +105,7 @@ void save_weights(const ModelConfig& config, ModelWeights& weights, const std::s
   const at::NoGradGuard no_grad;
   const at::ScalarType type = scalar_type_of(config.dtype);
   std::vector<StoredParam> params = stored_params(config, io::from_scalar_type(type), /*packed=*/false);
-  std::erase_if(params, [](const StoredParam& param) { return !param.used; });
+  if (!weights.vision) std::erase_if(params, [](const StoredParam& param) { return param.vision; });
   io::CheckpointWriter writer(directory, plan_files(config, params, kShardBytes));
   size_t next = 0;
   for_each_param(config, weights, [&](const ParamInfo& info, Tensor& value) {

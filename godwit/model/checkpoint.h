@@ -8,10 +8,10 @@
 namespace godwit {
 
 // Every tensor of `config` must be there with its shape and a type that converts; extra tensors are an error
-// too, the vision tower's and projector's (where the configuration has them) are named in a line and not
-// read. Nothing is allocated before all names, shapes and types of all files are checked. Floating types are
-// converted to `dtype`, MXFP4 experts dequantised, parameters marked keep_fp32 converted to fp32. Files are
-// read once, one after another.
+// too. The vision tower and projector of the configuration are all there, or none of them (then `vision` of
+// the result is empty). Nothing is allocated before all names, shapes and types of all files are checked.
+// Floating types are converted to `dtype`, MXFP4 experts dequantised, parameters marked keep_fp32 converted
+// to fp32. Files are read once, one after another.
 ModelWeights load_weights(const ModelConfig& config, const std::string& directory, at::Device device,
                           at::ScalarType dtype);
 

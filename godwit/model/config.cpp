@@ -202,7 +202,7 @@ void read_moe(const Reader& text, ModelConfig& config) {
 
 // Godwit's options, where the two articles that describe the architecture leave room.
 void read_options(const Reader& options, ModelConfig& config) {
-  options.only({"router_input", "mla_gate", "mla_local_window", "mla_window", "attn_res"});
+  options.only({"router_input", "mla_gate", "mla_local_window", "mla_window", "attn_res", "vision_time"});
   const std::string input = options.string("router_input", "hidden");
   check(input == "hidden" || input == "latent",
         "{}: 'router_input' must be \"hidden\" or \"latent\", got \"{}\"", options.where(), input);
@@ -232,6 +232,10 @@ void read_options(const Reader& options, ModelConfig& config) {
     config.attn_res = AttnResKind::kBlock;
   else
     fail("{}: 'attn_res' must be \"none\", \"block\" or \"full\", got \"{}\"", options.where(), kind);
+  const std::string time = options.string("vision_time", "joint");
+  check(time == "joint" || time == "factorised",
+        "{}: 'vision_time' must be \"joint\" or \"factorised\", got \"{}\"", options.where(), time);
+  if (config.vision) config.vision->time = time == "joint" ? VisionTime::kJoint : VisionTime::kFactorised;
 }
 
 VisionConfig read_vision(const Reader& vision) {
@@ -240,6 +244,11 @@ VisionConfig read_vision(const Reader& vision) {
   out.pos_emb_height = vision.positive("init_pos_emb_height", 64);
   out.pos_emb_width = vision.positive("init_pos_emb_width", 64);
   out.pos_emb_time = vision.positive("init_pos_emb_time", 4);
+  const std::string interpolation = vision.string("pos_emb_interpolation_mode", "bilinear");
+  check(interpolation == "bilinear" || interpolation == "bicubic",
+        "{}: 'pos_emb_interpolation_mode' must be \"bilinear\" or \"bicubic\", got \"{}\"", vision.where(),
+        interpolation);
+  out.pos_emb_bicubic = interpolation == "bicubic";
   out.layers = vision.positive("vt_num_hidden_layers");
   out.hidden = vision.positive("vt_hidden_size");
   out.intermediate = vision.positive("vt_intermediate_size");
@@ -264,6 +273,7 @@ json options_json(const ModelConfig& config) {
                   {"attn_res", kRes[static_cast<int>(config.attn_res)]}};
   if (config.mla.local_window > 0) options["mla_local_window"] = config.mla.local_window;
   if (config.mla.window > 0) options["mla_window"] = config.mla.window;
+  if (config.vision && config.vision->time == VisionTime::kFactorised) options["vision_time"] = "factorised";
   return options;
 }
 
@@ -341,6 +351,7 @@ json vision_json(const VisionConfig& v, int64_t text_hidden) {
           {"init_pos_emb_height", v.pos_emb_height},
           {"init_pos_emb_width", v.pos_emb_width},
           {"init_pos_emb_time", v.pos_emb_time},
+          {"pos_emb_interpolation_mode", v.pos_emb_bicubic ? "bicubic" : "bilinear"},
           {"vt_num_hidden_layers", v.layers},
           {"vt_hidden_size", v.hidden},
           {"vt_intermediate_size", v.intermediate},
@@ -349,6 +360,14 @@ json vision_json(const VisionConfig& v, int64_t text_hidden) {
           {"merge_kernel_size", {v.merge_height, v.merge_width}},
           {"projector_ln_eps", v.projector_eps},
           {"text_hidden_size", text_hidden}};
+}
+
+void validate_vision(const VisionConfig& v, const std::string& where) {
+  check(v.qkv_hidden % v.heads == 0 && v.head_dim() % 4 == 0,
+        "{}: vision: qkv_hidden_size {} must be {} heads of a width that is a multiple of 4", where,
+        v.qkv_hidden, v.heads);
+  check(v.hidden % 2 == 0, "{}: vision: vt_hidden_size must be even, got {}", where, v.hidden);
+  check(v.projector_eps > 0, "{}: vision: projector_ln_eps must be positive, got {}", where, v.projector_eps);
 }
 
 }  // namespace
@@ -392,13 +411,14 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
   read_moe(text, config);
   config.attn_res_block = text.not_negative("attn_res_block_size");
   config.attn_res = config.attn_res_block > 0 ? AttnResKind::kBlock : AttnResKind::kNone;
-  if (root.has("godwit")) read_options(root.object("godwit"), config);
   if (root.has("vision_config")) config.vision = read_vision(root.object("vision_config"));
+  if (root.has("godwit")) read_options(root.object("godwit"), config);
   validate(config, where);
   return config;
 }
 
 void validate(const ModelConfig& c, const std::string& where) {
+  if (c.vision) validate_vision(*c.vision, where);
   const bool any_kda = std::find(c.kda_layer.begin(), c.kda_layer.end(), true) != c.kda_layer.end();
   const bool any_mla = std::find(c.kda_layer.begin(), c.kda_layer.end(), false) != c.kda_layer.end();
   if (any_kda) {

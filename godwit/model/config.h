@@ -63,12 +63,20 @@ struct MoeConfig {
 
 enum class AttnResKind { kNone, kBlock, kFull };  // kNone: plain residual stream
 
+// How the patches of a video's frames see each other; for a still both are the same.
+enum class VisionTime {
+  kJoint,       // all patches of an item are one sequence (the released code)
+  kFactorised,  // within each frame, then each place through the frames, with the same weights (the report)
+};
+
 // MoonViT-V2 and the projector.
 struct VisionConfig {
   int64_t patch_size = 14;
   int64_t pos_emb_height = 64;
   int64_t pos_emb_width = 64;
-  int64_t pos_emb_time = 4;
+  int64_t pos_emb_time = 4;      // most frames of one item
+  bool pos_emb_bicubic = false;  // interpolation of the position grid; else bilinear
+  VisionTime time = VisionTime::kJoint;
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
@@ -77,6 +85,9 @@ struct VisionConfig {
   int64_t merge_height = 2;
   int64_t merge_width = 2;
   double projector_eps = 1e-5;
+
+  int64_t head_dim() const { return qkv_hidden / heads; }
+  int64_t merge() const { return merge_height * merge_width; }  // patches of one vector
 };
 
 struct ModelConfig {

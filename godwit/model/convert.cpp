@@ -249,7 +249,7 @@ ConvertSummary convert_checkpoint(const std::string& in, const std::string& out,
   io::Dtype dtype = params.front().dtype;
   for (const StoredParam& param : params) {
     summary.packed |= param.packed;
-    summary.unused += param.used ? 0 : 1;
+    summary.vision += param.vision ? 1 : 0;
     summary.bytes += piece_bytes(param) * static_cast<uint64_t>(param.pieces());
   }
   for (const io::ShardPlan& shard : plan) summary.tensors_out += static_cast<int64_t>(shard.tensors.size());

@@ -28,7 +28,7 @@ struct ConvertSummary {
   int64_t files = 0;
   uint64_t bytes = 0;
   bool packed = false;
-  int64_t unused = 0;    // vision tower and projector: copied through
+  int64_t vision = 0;    // of the vision tower and projector
   int64_t left_out = 0;  // the same where the layout has no place for them
 };
 

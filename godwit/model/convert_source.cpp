@@ -78,7 +78,9 @@ class SnapshotSource : public ConvertSource {
     json_ = meta.at("config");
     config_ = parse_model_config(json_, path);
     params_ = stored_params(config_, io::Dtype::F32, /*packed=*/false);
-    std::erase_if(params_, [](const StoredParam& param) { return !param.used; });
+    std::erase_if(params_, [&](const StoredParam& param) {  // a run without pictures may have no tower
+      return param.vision && !file_.find(kStatePrefix + param.info.name);
+    });
     io::CaseList missing, shapes;
     for (StoredParam& param : params_) {
       const io::StoredTensor* tensor = file_.find(kStatePrefix + param.info.name);

@@ -28,14 +28,17 @@ Tensor losses_of(const ModelConfig& config, const ModelWeights& weights, const T
 
 }  // namespace
 
-void for_each_piece(const ModelConfig& config, const ModelWeights& weights, const Tensor& ids, int64_t piece,
-                    const std::function<void(int64_t begin, const Tensor& hidden)>& visit) {
+void for_each_piece(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& all,
+                    int64_t piece, const std::function<void(int64_t begin, const Tensor& hidden)>& visit) {
   const at::NoGradGuard no_grad;
   check(piece > 0, "evaluation: pieces must have a token, got {}", piece);
+  const Tensor& ids = all.ids;
   ModelState state(config, {.sequences = 1}, ids.device(), weights.embed.scalar_type());
   for (int64_t begin = 0; begin < ids.size(0); begin += piece) {
     const int64_t n = std::min(piece, ids.size(0) - begin);
-    const PackedBatch batch{.ids = ids.narrow(0, begin, n), .cu_seqlens = make_cu_seqlens({n})};
+    const PackedBatch batch{.ids = ids.narrow(0, begin, n),
+                            .cu_seqlens = make_cu_seqlens({n}),
+                            .media = media_of(config, all, begin, n)};
     visit(begin, forward_hidden(config, weights, batch, &state));
   }
 }
@@ -58,12 +61,13 @@ Tensor token_losses(const ModelConfig& config, const ModelWeights& weights, cons
       losses.narrow(0, begin + at, rows)
           .copy_(losses_of(config, weights, hidden, targets.narrow(0, begin + at, rows)));
     };
-    if (n > piece) {
-      for_each_piece(config, weights, ids, piece, score);
-    } else {
-      const Tensor offsets = batch.cu_seqlens.slice(0, first, last + 1) - begin;
-      score(0, forward_hidden(config, weights, {.ids = ids, .cu_seqlens = offsets}));
-    }
+    const PackedBatch part{.ids = ids,
+                           .cu_seqlens = batch.cu_seqlens.slice(0, first, last + 1) - begin,
+                           .media = media_of(config, batch, begin, n)};
+    if (n > piece)
+      for_each_piece(config, weights, part, piece, score);
+    else
+      score(0, forward_hidden(config, weights, part));
     first = last;
   }
   return losses;

@@ -15,9 +15,9 @@ namespace godwit {
 // Tokens that go through the model at once.
 inline constexpr int64_t kEvaluationPiece = 8192;
 
-// Final hidden states [n, D] of one sequence `ids` [T] in pieces of up to `piece` tokens, in order; `begin`
-// is the piece's first position.
-void for_each_piece(const ModelConfig& config, const ModelWeights& weights, const at::Tensor& ids,
+// Final hidden states [n, D] of the one sequence of `batch` in pieces of up to `piece` tokens, in order;
+// `begin` is the piece's first position.
+void for_each_piece(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                     int64_t piece, const std::function<void(int64_t begin, const at::Tensor& hidden)>& visit);
 
 // Negative log-likelihood in nats of targets [T] int64 (-100: none, its loss is 0), [T] fp32 on the CPU.

@@ -182,6 +182,24 @@ void check_inputs(const ModelConfig& config, const PackedBatch& batch, const Mod
   if (state) check(!at::GradMode::is_enabled(), "forward: a state cannot be used with gradients");
 }
 
+std::string placeholder_fault(const ModelConfig& config, int64_t places, int64_t vectors) {
+  return fmt::format(
+      "there are {} <|media_pad|> tokens (id {}) in the text for the {} vectors of its pictures", places,
+      config.media_id, vectors);
+}
+
+// Token embeddings, with a picture's vectors in the places of its placeholders.
+Tensor embed(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch) {
+  Tensor embedded = at::embedding(weights.embed, batch.ids);
+  if (!batch.media.defined()) return embedded;
+  const Tensor places = at::nonzero(batch.ids.eq(config.media_id)).squeeze(1);
+  check(places.size(0) == batch.media.size(0), "{}",
+        placeholder_fault(config, places.size(0), batch.media.size(0)));
+  check(batch.media.size(1) == config.hidden, "forward: a picture's vectors have {} values, expected {}",
+        batch.media.size(1), config.hidden);
+  return embedded.index_copy(0, places, batch.media.to(embedded.scalar_type()));
+}
+
 // Makes room in the state and says where its sequences stand.
 StatePlaces place(const PackedBatch& batch, ModelState& state) {
   const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
@@ -246,7 +264,7 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   const auto places = state ? std::make_shared<const StatePlaces>(place(batch, *state)) : nullptr;
   const Tensor position = config.mla.rotary ? positions(batch, places.get()) : Tensor();
   Stream stream;
-  const Tensor embedded = at::embedding(weights.embed, batch.ids);
+  const Tensor embedded = embed(config, weights, batch);
   if (config.attn_res == AttnResKind::kFull)
     stream.blocks = {embedded};
   else
@@ -285,6 +303,15 @@ Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, co
                       ModelState* state) {
   return ops::linear(forward_hidden(config, weights, batch, state), head_weight(config, weights))
       .to(at::kFloat);
+}
+
+Tensor media_of(const ModelConfig& config, const PackedBatch& batch, int64_t begin, int64_t n) {
+  if (!batch.media.defined()) return {};
+  const Tensor is_place = batch.ids.eq(config.media_id);
+  const auto count = [&](const Tensor& part) { return part.sum().item<int64_t>(); };
+  check(count(is_place) == batch.media.size(0), "{}",
+        placeholder_fault(config, count(is_place), batch.media.size(0)));
+  return batch.media.narrow(0, count(is_place.narrow(0, 0, begin)), count(is_place.narrow(0, begin, n)));
 }
 
 Tensor make_cu_seqlens(const std::vector<int64_t>& lengths) {

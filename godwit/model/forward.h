@@ -19,6 +19,9 @@ struct PackedBatch {
   // With a state: which of its sequences these are, all different; empty = all of them, in order. Sequences
   // that bring one token come first (they take the step forms).
   std::vector<int64_t> sequences = {};
+  // [M, D]: what vision_forward made of the batch's pictures. They take the places of the M tokens with the
+  // configuration's media_id, in order. Undefined: those are tokens like others.
+  at::Tensor media = {};
 };
 
 // What the router of one MoE layer decided.
@@ -61,6 +64,10 @@ const at::Tensor& head_weight(const ModelConfig& config, const ModelWeights& wei
 // logits [T, V] fp32.
 at::Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                           ModelState* state = nullptr);
+
+// The vectors of `batch.media` that belong to its tokens begin .. begin + n; undefined without pictures.
+// Error where there are not as many placeholders as vectors.
+at::Tensor media_of(const ModelConfig& config, const PackedBatch& batch, int64_t begin, int64_t n);
 
 // A packed batch from lengths: cu_seqlens [N+1] on the CPU.
 at::Tensor make_cu_seqlens(const std::vector<int64_t>& lengths);

@@ -16,6 +16,11 @@ constexpr std::string_view kExperts = ".experts.";
 constexpr std::string_view kDense = ".mlp.";
 constexpr std::string_view kSparse = ".block_sparse_moe.";
 constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kPatchEmbedding = "vision_tower.patch_embed.proj.weight";
+
+bool is_vision(std::string_view name) {
+  return name.starts_with("vision_tower.") || name.starts_with("mm_projector.");
+}
 
 int64_t padded(int64_t n) {
   return (n + kPadDecay - 1) / kPadDecay * kPadDecay;
@@ -32,37 +37,13 @@ std::vector<int64_t> stored_shape(const ModelConfig& config, const ParamInfo& in
     default:
       break;
   }
+  if (info.name == kPatchEmbedding) {
+    const int64_t p = config.vision->patch_size;
+    return {info.shape[0], 3, p, p};
+  }
   if (!is_a_log(info)) return info.shape;
   if (config.model_type == "kimi_linear") return {1, 1, info.shape[0], 1};
   return {padded(info.shape[0])};
-}
-
-// MoonViT-V2 and the projector (the released table of tensors).
-void append_vision(const ModelConfig& config, io::Dtype dtype, std::vector<StoredParam>& out) {
-  const VisionConfig& v = *config.vision;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
-    const ParamRole role = shape.size() == 1 ? ParamRole::kNorm : ParamRole::kMatrix;
-    out.push_back({.info = {.name = name + std::string(kWeight), .role = role, .shape = shape},
-                   .shape = shape,
-                   .dtype = dtype,
-                   .used = false});
-  };
-  add("vision_tower.patch_embed.proj", {v.hidden, 3, v.patch_size, v.patch_size});
-  add("vision_tower.patch_embed.pos_emb", {v.pos_emb_height, v.pos_emb_width, v.hidden});
-  for (int64_t i = 0; i < v.layers; ++i) {
-    const std::string at = "vision_tower.encoder.blocks." + std::to_string(i) + ".";
-    add(at + "norm0", {v.hidden});
-    add(at + "norm1", {v.hidden});
-    add(at + "wqkv", {3 * v.qkv_hidden, v.hidden});
-    add(at + "wo", {v.hidden, v.qkv_hidden});
-    add(at + "mlp.fc0", {v.intermediate, v.hidden});
-    add(at + "mlp.fc1", {v.hidden, v.intermediate});
-  }
-  add("vision_tower.encoder.final_layernorm", {v.hidden});
-  const int64_t merged = v.hidden * v.merge_height * v.merge_width;
-  add("mm_projector.proj.0", {merged, merged});
-  add("mm_projector.proj.2", {config.hidden, merged});
-  add("mm_projector.post_norm", {config.hidden});
 }
 
 bool is_float(io::Dtype dtype) {
@@ -93,7 +74,7 @@ class Matcher {
     const auto bit = static_cast<uint8_t>(1 << static_cast<int>(place->part));
     if (mark & bit) twice_.add(tensor.name);  // under two names
     mark |= bit;
-    if (!param.used) ++result_.unused;
+    if (param.vision) ++result_.vision;
     check_shape(param, *place, tensor);
     const bool fits =
         place->part == StoredPart::kWeight ? is_float(tensor.dtype) : tensor.dtype == io::Dtype::U8;
@@ -103,9 +84,9 @@ class Matcher {
   }
 
   FoundModel finish(const std::string& faults) {
-    bool any_vision = result_.unused > 0;
+    const bool any_vision = result_.vision > 0;
     for (size_t p = 0; p < params_.size(); ++p) {
-      if (params_[p].used || any_vision) finish(params_[p], marks_[p]);
+      if (!params_[p].vision || any_vision) finish(params_[p], marks_[p]);
     }
     std::string& text = result_.differences;
     missing_.print("missing", "; ", text);
@@ -114,7 +95,7 @@ class Matcher {
     shapes_.print("of another shape", "; ", text);
     types_.print("of a type that cannot be converted", "; ", text);
     if (!faults.empty()) text += (text.empty() ? "" : "; ") + faults;
-    if (!any_vision) std::erase_if(params_, [](const StoredParam& param) { return !param.used; });
+    if (!any_vision) std::erase_if(params_, [](const StoredParam& param) { return param.vision; });
     result_.params = std::move(params_);
     return std::move(result_);
   }
@@ -208,13 +189,13 @@ std::vector<StoredParam> stored_params(const ModelConfig& config, io::Dtype dtyp
     StoredParam param{.info = info,
                       .shape = stored_shape(config, info),
                       .dtype = info.keep_fp32 ? io::Dtype::F32 : dtype,
-                      .packed = packed && info.role == ParamRole::kExperts};
+                      .packed = packed && info.role == ParamRole::kExperts,
+                      .vision = is_vision(info.name)};
     check(!param.packed || param.shape[1] % io::kMxfp4Group == 0,
           "{}: MXFP4 needs an input width that is a multiple of {}, got {}", info.name, io::kMxfp4Group,
           param.packed ? param.shape[1] : 0);
     out.push_back(std::move(param));
   });
-  if (config.vision) append_vision(config, dtype, out);
   return out;
 }
 
@@ -222,7 +203,7 @@ StoredNames::StoredNames(const std::vector<StoredParam>& params) : params_(param
   for (size_t p = 0; p < params.size(); ++p) {
     const std::string& name = params[p].info.name;
     by_name_.emplace(name, p);
-    if (const size_t at = name.find(kDense); at != std::string::npos && params[p].used) {
+    if (const size_t at = name.find(kDense); at != std::string::npos && !params[p].vision) {
       std::string other = name;
       other.replace(at, kDense.size(), kSparse);
       by_name_.emplace(std::move(other), p);
@@ -280,7 +261,7 @@ std::vector<io::ShardPlan> plan_files(const ModelConfig& config, const std::vect
                                       uint64_t shard_bytes) {
   std::vector<io::TensorSpec> all;
   std::vector<int64_t> group;  // of each: its file in the released split
-  const bool vision = std::ranges::any_of(params, [](const StoredParam& param) { return !param.used; });
+  const bool vision = std::ranges::any_of(params, [](const StoredParam& param) { return param.vision; });
   for (const StoredParam& param : params) {
     const std::string& name = param.info.name;
     const int64_t at = name.starts_with("vision_tower.")   ? config.layers + 2

@@ -26,7 +26,7 @@ struct StoredParam {
   std::vector<int64_t> shape;  // of one stored tensor
   io::Dtype dtype = io::Dtype::F32;
   bool packed = false;  // kExperts: each a pair weight_packed [out, in/2], weight_scale [out, in/32], U8
-  bool used = true;     // false: vision tower and projector, which the text model does not read
+  bool vision = false;  // of the vision tower or projector: a directory may be without them
 
   int64_t pieces() const { return info.role == ParamRole::kExperts ? info.shape[0] : 1; }
   std::string name(int64_t piece, StoredPart part) const;
@@ -64,7 +64,7 @@ struct FoundModel {
   // What does not fit, one line: of each kind the count and the first ten. Empty if everything does.
   std::string differences;
   int64_t tensors = 0;  // in the files
-  int64_t unused = 0;   // of them the vision tower's and the projector's
+  int64_t vision = 0;   // of them the vision tower's and the projector's
   uint64_t bytes = 0;
 };
 

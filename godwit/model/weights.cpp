@@ -10,6 +10,8 @@
 namespace godwit {
 namespace {
 
+constexpr std::string_view kProjectorNorm = "mm_projector.post_norm.weight";
+
 uint64_t hash_name(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3ULL;
@@ -93,6 +95,29 @@ class Visitor {
     matrix(at + "down_proj.weight", w.down, c_.hidden, inner);
   }
 
+  void vision(const VisionConfig& v, VisionWeights& w) const {
+    matrix("vision_tower.patch_embed.proj.weight", w.patch_proj, v.hidden, 3 * v.patch_size * v.patch_size);
+    visit_({.name = "vision_tower.patch_embed.pos_emb.weight",
+            .role = ParamRole::kEmbedding,
+            .shape = {v.pos_emb_height, v.pos_emb_width, v.hidden}},
+           w.pos_emb);
+    for (size_t i = 0; i < w.blocks.size(); ++i) {
+      const std::string at = "vision_tower.encoder.blocks." + std::to_string(i) + ".";
+      VisionBlockWeights& block = w.blocks[i];
+      norm(at + "norm0.weight", block.norm0, v.hidden);
+      norm(at + "norm1.weight", block.norm1, v.hidden);
+      matrix(at + "wqkv.weight", block.wqkv, 3 * v.qkv_hidden, v.hidden, v.head_dim());
+      matrix(at + "wo.weight", block.wo, v.hidden, v.qkv_hidden);
+      matrix(at + "mlp.fc0.weight", block.fc0, v.intermediate, v.hidden);
+      matrix(at + "mlp.fc1.weight", block.fc1, v.hidden, v.intermediate);
+    }
+    norm("vision_tower.encoder.final_layernorm.weight", w.final_norm, v.hidden);
+    const int64_t merged = v.hidden * v.merge();
+    matrix("mm_projector.proj.0.weight", w.proj0, merged, merged);
+    matrix("mm_projector.proj.2.weight", w.proj2, c_.hidden, merged);
+    norm(std::string(kProjectorNorm), w.post_norm, c_.hidden);
+  }
+
   void moe(const std::string& at, MoeWeights& w) const {
     const MoeConfig& m = c_.moe;
     const int64_t width = m.latent > 0 ? m.latent : c_.hidden;
@@ -134,6 +159,7 @@ at::Tensor initial_value(const ModelConfig& config, const ParamInfo& info, at::G
   const bool a_log = info.name.ends_with("A_log");
   switch (info.role) {
     case ParamRole::kNorm:
+      if (info.name == kProjectorNorm) return at::full(info.shape, config.initializer_range, fp32);
       return at::ones(info.shape, fp32);
     case ParamRole::kQuery:
     case ParamRole::kRouterBias:
@@ -162,6 +188,7 @@ at::Tensor initial_value(const ModelConfig& config, const ParamInfo& info, at::G
 
 ModelWeights weight_structure(const ModelConfig& config) {
   ModelWeights weights;
+  if (config.vision) weights.vision.emplace().blocks.resize(config.vision->layers);
   weights.layers.resize(config.layers);
   for (int64_t i = 0; i < config.layers; ++i) {
     LayerWeights& layer = weights.layers[i];
@@ -201,6 +228,7 @@ void for_each_param(const ModelConfig& config, ModelWeights& weights, const Para
   v.norm(model + "norm.weight", weights.norm, config.hidden);
   if (residuals) v.residual(model + "output_attn", weights.out_res_norm, weights.out_res_query);
   if (!config.tie_embeddings) v.table(config.prefix() + "lm_head.weight", weights.lm_head, ParamRole::kHead);
+  if (weights.vision) v.vision(*config.vision, *weights.vision);
 }
 
 ModelWeights init_weights(const ModelConfig& config, uint64_t seed, at::Device device, at::ScalarType dtype) {
@@ -217,6 +245,7 @@ ModelWeights convert_weights(const ModelConfig& config, ModelWeights& weights, a
                              at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   ModelWeights out = weight_structure(config);
+  if (!weights.vision) out.vision.reset();
   std::vector<at::Tensor> values;
   for_each_param(config, weights, [&](const ParamInfo& info, at::Tensor& value) {
     values.push_back(value.detach().to(device, info.keep_fp32 ? at::kFloat : dtype, /*non_blocking=*/false,

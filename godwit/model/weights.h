@@ -55,17 +55,34 @@ struct LayerWeights {
   std::optional<MoeWeights> moe;
 };
 
+// MoonViT-V2 and its projector.
+struct VisionBlockWeights {
+  at::Tensor norm0, norm1;  // [W]
+  at::Tensor wqkv, wo;      // [3 * qkv, W], [W, qkv]
+  at::Tensor fc0, fc1;      // [inner, W], [W, inner]
+};
+
+struct VisionWeights {
+  at::Tensor patch_proj;  // [W, 3 p p] (stored as [W, 3, p, p])
+  at::Tensor pos_emb;     // [rows, columns, W]
+  std::vector<VisionBlockWeights> blocks;
+  at::Tensor final_norm;    // [W]
+  at::Tensor proj0, proj2;  // [m W, m W], [D, m W], m = patches of one vector
+  at::Tensor post_norm;     // [D]
+};
+
 struct ModelWeights {
   at::Tensor embed;  // [V, D]
   std::vector<LayerWeights> layers;
   at::Tensor norm;                         // [D]
   at::Tensor out_res_norm, out_res_query;  // [D]
   at::Tensor lm_head;                      // [V, D]; undefined when tied
+  std::optional<VisionWeights> vision;  // where the configuration has a tower and the files have its weights
 };
 
-// Visits every parameter in file order with its name, role and shape. The tensors may be undefined (the
-// planner's case). Names are the released ones, except that the experts of a layer are one tensor:
-// "….experts.w1.weight" [E, I, L].
+// Visits every parameter in file order, the vision tower's last, with its name, role and shape. The tensors
+// may be undefined (the planner's case). Names are the released ones, except that the experts of a layer are
+// one tensor: "….experts.w1.weight" [E, I, L].
 void for_each_param(const ModelConfig& config, ModelWeights& weights, const ParamVisitor& visit);
 
 // Structs with undefined tensors, shaped by the configuration (which optionals exist).
@@ -73,8 +90,9 @@ ModelWeights weight_structure(const ModelConfig& config);
 
 // Allocates and initialises on `device` in `dtype` (parameters marked keep_fp32 in fp32). Each parameter has
 // its own random stream of (seed, name), so a change elsewhere does not change it. Matrices and tables N(0,
-// initializer_range); norms 1; AttnRes queries 0 (arXiv:2603.15031); A_log 0 for the bounded gate, log U(1,
-// 16) for softplus; dt_bias inverse softplus of dt log-uniform in [1e-3, 1e-1].
+// initializer_range); norms 1, but the projector's last one initializer_range, so that a picture's vectors
+// begin at the size of a token's; AttnRes queries 0 (arXiv:2603.15031); A_log 0 for the bounded gate, log
+// U(1, 16) for softplus; dt_bias inverse softplus of dt log-uniform in [1e-3, 1e-1].
 ModelWeights init_weights(const ModelConfig& config, uint64_t seed, at::Device device, at::ScalarType dtype);
 
 // Deep copy in another dtype or on another device.

@@ -52,6 +52,10 @@ bool is_split(const ParamInfo& info) {
   return true;
 }
 
+bool is_vision(const ParamInfo& info) {
+  return info.name.starts_with("vision_tower.") || info.name.starts_with("mm_projector.");
+}
+
 struct Sizes {
   std::vector<Size> layers;
   Size first, last;  // embedding and vision; output norm and head
@@ -61,6 +65,7 @@ Sizes measure(const ModelConfig& config) {
   Sizes sizes;
   sizes.layers.resize(config.layers);
   for_each_size(config, [&](const SizedParam& p) {
+    if (is_vision(p.info)) return;  // added below, as a whole
     const double bytes = p.bytes(/*bf16=*/true), state = p.state_bytes(/*bf16=*/true);
     Size& size = p.layer >= 0                           ? sizes.layers[p.layer]
                  : p.info.role == ParamRole::kEmbedding ? sizes.first

@@ -127,6 +127,7 @@ Plan make_plan(const ModelConfig& config, int64_t context, int64_t decode_batch)
   plan.context = context;
   plan.decode_batch = decode_batch;
   ModelWeights weights = weight_structure(config);
+  weights.vision.reset();  // counted apart: no token passes through it
   ParameterCount& count = plan.parameters;
   int64_t used_matrices = 0, head = 0, expert_bytes = 0, other_bytes = 0;
   for_each_param(config, weights, [&](const ParamInfo& info, at::Tensor&) {

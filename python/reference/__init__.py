@@ -7,6 +7,7 @@ is the peer that the training step is timed against. Needs nothing but torch.
 
 from .config import Config
 from .model import Kimi, Output
+from .vision import Tower, VisionConfig
 from .weights import load_directory, save_directory
 
-__all__ = ["Config", "Kimi", "Output", "load_directory", "save_directory"]
+__all__ = ["Config", "Kimi", "Output", "Tower", "VisionConfig", "load_directory", "save_directory"]

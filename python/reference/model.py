@@ -176,10 +176,12 @@ class Kimi:
         scores = self.norm(v, f"{name}_res_norm") @ self.w[f"{name}_res_proj.weight"].flatten()
         return (scores.softmax(0)[..., None] * v).sum(0)
 
-    def forward(self, ids, routes=None):
-        """ids [B, T]. `routes`: pins the choice of experts, MoE layer -> [N, k]."""
+    def forward(self, ids, routes=None, media=None):
+        """ids [B, T]. `routes`: pins the choice of experts, MoE layer -> [N, k]. `media`: (placeholder id, vectors [M, D]) of the pictures."""
         c, model = self.config, self.config.prefix + "model"
         x = F.embedding(ids, self.w[f"{model}.embed_tokens.weight"])
+        if media is not None:
+            x = x.masked_scatter((ids == media[0])[..., None], media[1])
         stored, live, chosen, margins = [], x, {}, {}
         for layer in range(c.num_hidden_layers):
             p = f"{model}.layers.{layer}"

@@ -29,7 +29,7 @@ TEST(Inspect, KimiK3Layout) {
   EXPECT_EQ(found["tensors"]["count"], 190);
   EXPECT_EQ(found["fit"]["complete"], true);
   EXPECT_EQ(found["fit"]["experts"], "mxfp4");
-  EXPECT_EQ(found["fit"]["unused"], 12);
+  EXPECT_EQ(found["fit"]["vision"], 12);
   const Outcome text = run({"inspect", kK3});
   EXPECT_NE(text.out.find("routed experts in MXFP4; 12 of the vision tower"), std::string::npos) << text.out;
 }

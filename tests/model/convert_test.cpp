@@ -66,7 +66,7 @@ TEST(ConvertK3, AsStoredEveryByteComesBack) {
   EXPECT_EQ(summary.tensors_in, 190);
   EXPECT_EQ(summary.tensors_out, 190);
   EXPECT_EQ(summary.files, 7);
-  EXPECT_EQ(summary.unused, 12);
+  EXPECT_EQ(summary.vision, 12);
   EXPECT_EQ(summary.bytes, io::CheckpointDir(kK3).declared_size());
   EXPECT_TRUE(summary.packed);
   EXPECT_EQ(raw(dir / "out"), raw(kK3));

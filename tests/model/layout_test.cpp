@@ -121,7 +121,7 @@ TEST(Layout, KimiK3OpensShardByShard) {
   EXPECT_EQ(checkpoint.size(), 497'220);
   const FoundModel found = require_model(config, checkpoint);
   EXPECT_EQ(found.tensors, 497'220);
-  EXPECT_EQ(found.unused, 168);
+  EXPECT_EQ(found.vision, 168);
   EXPECT_EQ(found.bytes, checkpoint.declared_size());
   ::malloc_trim(0);
   // 46 MB of names, 2,700 parameters, a header of 5,400 tensors; all headers would be 130 MB more.
@@ -155,7 +155,7 @@ TEST(Layout, AgreesWithAnotherWriter) {
 
   const FoundModel found = require_model(config, checkpoint);
   EXPECT_EQ(found.tensors, seen);
-  EXPECT_EQ(found.unused, 12);  // vision tower and projector: known, and said to be there
+  EXPECT_EQ(found.vision, 12);  // vision tower and projector: known, and said to be there
 }
 
 TEST(StoredNames, FindsExactNamesOnly) {
