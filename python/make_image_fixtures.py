@@ -164,10 +164,35 @@ def save_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in tensors.values()))
 
 
+def write_animations(out):
+    """Moving squares with half-transparent places: every way a frame of APNG can leave and lie over the canvas; and the same frames as WebP."""
+    out.mkdir(exist_ok=True)
+    frames = []
+    for i in range(6):
+        frame = np.zeros((20, 24, 4), np.uint8)
+        frame[:] = (40 * i, 90, 200, 255 if i % 2 == 0 else 0)
+        frame[3 + i:9 + i, 2 + 2 * i:10 + 2 * i] = (250, 30 * i, 20, 255)
+        frame[12:16, 4:20] = (10, 200, 10 * i, 128)
+        frames.append(Image.fromarray(frame))
+    first, rest = frames[0], frames[1:]
+    first.save(out / "moving.png", save_all=True, append_images=rest, duration=100, disposal=[0, 1, 2, 0, 1, 0], blend=[0, 1, 1, 0, 1, 1])
+    first.save(out / "moving.webp", save_all=True, append_images=rest, duration=100, lossless=True, exact=True)
+    tensors = {}
+    for name in ("png", "webp"):
+        im = Image.open(out / f"moving.{name}")
+        seen = []
+        for i in range(im.n_frames):
+            im.seek(i)
+            seen.append(np.asarray(im.convert("RGBA")))
+        tensors[name] = np.stack(seen)
+    save_safetensors(out / "expected.safetensors", tensors)
+
+
 def main():
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     write_pictures(out)
+    write_animations(out / "animated")
     before = {**SMALL, "transparent_bg_fill_stage": "before_resize"}
     white = {**SMALL, "transparent_bg_config": {"pattern": "white"}}
     gray_first = {**SMALL, "transparent_bg_config": {**K3["transparent_bg_config"], "chessboard_square_size": 5,

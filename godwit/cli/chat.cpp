@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "godwit/base/check.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
 #include "godwit/infer/close_turn.h"
@@ -22,6 +23,7 @@
 namespace godwit::cli {
 namespace {
 
+constexpr std::string_view kImageCommand = "/image ";
 constexpr int64_t kChatContext = 131072;  // tokens a conversation may have, if the model has as many
 
 volatile std::sig_atomic_t g_interrupted = 0;
@@ -71,9 +73,25 @@ class Printer {
   bool in_thought_ = false;
 };
 
-ChatMessage message(ChatRole role, const std::string& text) {
+// A picture that cannot be read does not end the conversation.
+void add_picture(const LoadedModel& model, const std::string& path, MediaList& pictures) {
+  try {
+    pictures.push_back(load_picture(model, path));
+  } catch (const Error& error) {
+    fmt::print(stderr, "godwit: {}\n", error.what());
+  }
+}
+
+ChatMessage message(ChatRole role, const std::string& text, const MediaList& pictures = {}) {
   ChatMessage out;
   out.role = role;
+  for (const auto& item : pictures) {
+    ChatPart& part = out.content.emplace_back();
+    part.is_image = true;
+    part.width = item->width;
+    part.height = item->height;
+    part.tokens = item->tokens;
+  }
   out.content.emplace_back().text = text;
   return out;
 }
@@ -98,7 +116,7 @@ double knows_format(const LoadedModel& model, const ChatOptions& options) {
 struct Conversation {
   const LoadedModel& model;
   Engine& engine;
-  Request request;  // without its prompt
+  Request request;  // without its prompt; `media` grows with the conversation
   bool thinking = true;
   std::vector<int32_t> ids = {};
 
@@ -145,6 +163,8 @@ ChatMessage answer(Conversation& conversation) {
 
 int run_chat(const ChatArgs& args) {
   const LoadedModel model = load(args.model);
+  MediaList pictures;  // of the next message
+  for (const std::string& path : args.images) pictures.push_back(load_picture(model, path));
   ChatOptions options;
   options.thinking = !args.no_thinking;
   Engine engine(model, single_sequence(model, kChatContext));
@@ -171,9 +191,16 @@ int run_chat(const ChatArgs& args) {
     if (person) write_out("> ");
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
+    if (line.starts_with(kImageCommand)) {
+      add_picture(model, line.substr(kImageCommand.size()), pictures);
+      continue;
+    }
     std::vector<ChatMessage> next;
     if (!last && !args.system.empty()) next.push_back(message(ChatRole::kSystem, args.system));
-    next.push_back(message(ChatRole::kUser, line));
+    next.push_back(message(ChatRole::kUser, line, pictures));
+    MediaList& all = conversation.request.media;
+    all.insert(all.end(), pictures.begin(), pictures.end());
+    pictures.clear();
     const auto segments = last ? render_continuation(*last, next, options) : render_chat(next, options);
     conversation.add(encode_chat(segments, model.tokenizer).ids);
     last = answer(conversation);

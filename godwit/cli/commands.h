@@ -79,6 +79,7 @@ struct ModelArgs {
 struct GenerateArgs {
   ModelArgs model;
   std::string prompt;
+  std::vector<std::string> images;
   bool json = false;
 };
 int run_generate(const GenerateArgs& args);
@@ -86,6 +87,7 @@ int run_generate(const GenerateArgs& args);
 struct ChatArgs {
   ModelArgs model = {.max_tokens = 2048};
   std::string system;
+  std::vector<std::string> images;  // of the first message
   bool no_thinking = false;
 };
 int run_chat(const ChatArgs& args);
@@ -105,7 +107,7 @@ struct ServeArgs {
 int run_serve(const ServeArgs& args);
 
 struct EvalArgs {
-  std::string task;  // ppl, mqar or niah
+  std::string task;  // ppl, mqar, niah or vision
   std::string model;
   std::string data;         // ppl: the text; niah: the haystack
   int64_t context = 2048;   // ppl: window; mqar, niah: longest sequence
@@ -124,6 +126,7 @@ struct LogitsArgs {
   std::string tokens;          // a JSON file: list of ids
   std::string out;             // .safetensors
   std::vector<int64_t> split;  // pieces to feed; empty = at once
+  std::vector<std::string> images;
   std::string dtype = "f32";
   DeviceArgs device;
 };

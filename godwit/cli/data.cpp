@@ -34,6 +34,7 @@ uint64_t size_of(const std::vector<std::filesystem::path>& inputs) {
 }
 
 void print_split(const char* name, const data::SplitSummary& split) {
+  if (split.media > 0) print_out("{:<9}{:>9} pictures\n", name, split.media);
   const double bytes_per_token =
       split.tokens > 0 ? static_cast<double>(split.text_bytes) / static_cast<double>(split.tokens) : 0.0;
   print_out("{:<9}{:>9} documents {:>14} tokens {:>12} of text, {:.2f} bytes a token\n", name,
@@ -45,6 +46,9 @@ void print_split(const char* name, const data::SplitSummary& split) {
 
 int run_data_pack(const DataPackArgs& args) {
   const Tokenizer tokenizer = args.tokenizer.empty() ? byte_tokenizer() : Tokenizer::load(args.tokenizer);
+  // Without a preprocessor_config.json beside the tokenizer, pictures are cut as the released model does.
+  const io::ImageProcessorConfig processor =
+      args.tokenizer.empty() ? io::ImageProcessorConfig{} : io::load_image_processor(args.tokenizer);
   const std::vector<std::filesystem::path> inputs(args.inputs.begin(), args.inputs.end());
   ProgressBar bar({.label = "packing", .total = kib(size_of(inputs))});
   const data::PackSummary summary =
@@ -52,7 +56,8 @@ int run_data_pack(const DataPackArgs& args) {
                          .out = args.out,
                          .replace = args.replace,
                          .holdout = args.holdout,
-                         .tokenizer = data::pack_tokenizer(tokenizer),
+                         .tokenizer = data::pack_tokenizer(tokenizer, processor),
+                         .processor = processor,
                          .progress = [&](uint64_t done, uint64_t) { bar.update(kib(done), "KiB"); }});
   bar.finish();
   print_split("train", summary.train);

@@ -1,4 +1,4 @@
-// `godwit eval ppl|mqar|niah`.
+// `godwit eval ppl|mqar|niah|vision`.
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/progress.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/eval_vision.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
 #include "godwit/data/documents.h"
@@ -242,6 +243,9 @@ int run_eval(const EvalArgs& args) {
   } else if (args.task == "mqar") {
     result = eval_mqar(args, model);
     print = print_mqar;
+  } else if (args.task == "vision") {
+    result = eval_vision(args, model);
+    print = print_vision;
   } else {
     result = eval_niah(args, model);
     print = print_niah;

@@ -3,16 +3,51 @@
 
 #include <nlohmann/json.hpp>
 
+#include "godwit/base/check.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
 #include "godwit/infer/generate.h"
+#include "godwit/text/chat_format.h"
 #include "godwit/text/stream_decoder.h"
 
 namespace godwit::cli {
 
+namespace {
+
+// The text with the pictures where it says <|kimi_image_placeholder|>; where it nowhere does, before it.
+std::vector<int32_t> encode_prompt(const LoadedModel& model, std::string_view text, const MediaList& media) {
+  std::vector<int32_t> ids;
+  const auto picture = [&](const MediaItem& item) {
+    const std::string prompt = image_prompt(item.width, item.height, item.tokens);
+    const std::vector<int32_t> more = model.tokenizer.encode_with_specials(prompt);
+    ids.insert(ids.end(), more.begin(), more.end());
+  };
+  size_t used = 0;
+  if (text.find(kImagePlaceholder) == std::string_view::npos) {
+    for (const auto& item : media) picture(*item);
+    used = media.size();
+  }
+  for (size_t at = 0; at <= text.size() && !media.empty();) {
+    const size_t end = std::min(text.find(kImagePlaceholder, at), text.size());
+    model.tokenizer.encode_append(text.substr(at, end - at), ids);
+    at = end + kImagePlaceholder.size();
+    if (end == text.size()) break;
+    check(used < media.size(), "--prompt has more places for images than there are: {}", media.size());
+    picture(*media[used++]);
+  }
+  if (media.empty()) model.tokenizer.encode_append(text, ids);
+  check(used == media.size(), "--prompt has places for {} of {} images", used, media.size());
+  return ids;
+}
+
+}  // namespace
+
 int run_generate(const GenerateArgs& args) {
   const LoadedModel model = load(args.model);
-  Request request{.prompt = model.tokenizer.encode(args.prompt),
+  MediaList media;
+  for (const std::string& path : args.images) media.push_back(load_picture(model, path));
+  Request request{.prompt = encode_prompt(model, args.prompt, media),
+                  .media = media,
                   .sampling = sampling_params(args.model),
                   .max_tokens = args.model.max_tokens,
                   .stop_ids = text_stop_ids(model)};

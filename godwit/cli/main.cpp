@@ -77,6 +77,10 @@ void add_json(CLI::App* command, bool& json) {
   command->add_flag("--json", json, "one JSON object on stdout");
 }
 
+void add_images(CLI::App* command, std::vector<std::string>& images, const char* help) {
+  command->add_option("--image", images, help)->type_name("FILE")->allow_extra_args(false);
+}
+
 CLI::Option* add_dtype(CLI::App* command, std::string& dtype, const char* help) {
   return command->add_option("--dtype", dtype, help)->check(CLI::IsMember({"f32", "bf16"}));
 }
@@ -153,6 +157,7 @@ void add_model_commands(Commands& commands) {
   logits->add_option("--split", logits_args->split, "feed the sequence in pieces of these sizes: N,M,...")
       ->delimiter(',')
       ->check(kPositive);
+  add_images(logits, logits_args->images, "picture behind the next <|media_pad|>, or run of them");
   add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
   add_device(logits, logits_args->device);
 }
@@ -272,12 +277,15 @@ void add_run_commands(Commands& commands) {
 
   const auto [generate, generate_args] = commands.add(nullptr, "generate", "continue a prompt", run_generate);
   generate->add_option("--prompt", generate_args->prompt, "text to continue")->required();
+  add_images(generate, generate_args->images,
+             "JPEG, PNG or WebP: before the text, or where it says <|kimi_image_placeholder|>");
   add_sampling(generate, generate_args->model);
   add_json(generate, generate_args->json);
 
   const auto [chat, chat_args] =
       commands.add(nullptr, "chat", "talk to a model: Ctrl-D ends, Ctrl-C stops an answer", run_chat);
   add_sampling(chat, chat_args->model);
+  add_images(chat, chat_args->images, "picture of the first message; later ones: a line `/image FILE`");
   chat->add_option("--system", chat_args->system, "system message");
   chat->add_flag("--no-thinking", chat_args->no_thinking, "answer at once");
 
@@ -309,21 +317,25 @@ void add_run_commands(Commands& commands) {
 
   const auto [eval, eval_args] =
       commands.add(nullptr, "eval",
-                   "ppl: loss on text; mqar: recall of random pairs; niah: needle in a haystack", run_eval);
-  eval->add_option("task", eval_args->task, "ppl, mqar or niah")
+                   "ppl: loss on text; mqar: recall of random pairs; niah: needle in a haystack; vision: "
+                   "questions about pictures",
+                   run_eval);
+  eval->add_option("task", eval_args->task, "ppl, mqar, niah or vision")
       ->required()
-      ->check(CLI::IsMember({"ppl", "mqar", "niah"}));
+      ->check(CLI::IsMember({"ppl", "mqar", "niah", "vision"}));
   add_model(eval, eval_args->model);
-  eval->add_option("--data", eval_args->data,
-                   "the text (niah: the haystack): packed data, of it the held-out part, a text file or a "
-                   "directory (default: ppl the data of the model's run, niah a filler)");
+  eval->add_option(
+      "--data", eval_args->data,
+      "the text (niah: the haystack): packed data, of it the held-out part, a text file or a "
+      "directory (default: ppl the data of the model's run, niah a filler); vision: JSONL of questions");
   eval->add_option("--context", eval_args->context, "ppl: tokens of a window; mqar, niah: longest sequence")
       ->check(kPositive)
       ->capture_default_str();
   eval->add_option("--max-tokens", eval_args->max_tokens, "ppl: at most this many tokens (0: all)")
       ->check(kNotNegative)
       ->capture_default_str();
-  eval->add_option("--samples", eval_args->samples, "sequences a point (default: mqar 32, niah 10)")
+  eval->add_option("--samples", eval_args->samples,
+                   "sequences a point (default: mqar 32, niah 10); vision: questions a task (default: all)")
       ->check(kPositive);
   eval->add_option("--distractors", eval_args->distractors, "niah: needles of other names besides")
       ->check(CLI::Range(0, 17))

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "godwit/base/check.h"
+#include "godwit/base/file.h"
 #include "godwit/base/parallel.h"
 
 namespace godwit::cli {
@@ -41,6 +42,10 @@ SamplingParams sampling_params(const ModelArgs& args) {
 EngineOptions single_sequence(const LoadedModel& model, int64_t tokens) {
   return {.max_sequences = 1,
           .cache_tokens = std::min(tokens, context_limit(model.config)) + 2 * kLatentPage};
+}
+
+std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const std::string& path) {
+  return read_image(model, read_file(path), path);
 }
 
 void write_out(std::string_view text) {

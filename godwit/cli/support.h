@@ -30,6 +30,9 @@ SamplingParams sampling_params(const ModelArgs& args);
 // An engine for one sequence of up to `tokens` tokens, as far as the model's context goes.
 EngineOptions single_sequence(const LoadedModel& model, int64_t tokens);
 
+// The picture in a file, for the model.
+std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const std::string& path);
+
 // To stdout at once. A closed pipe ends the process quietly (main.cpp), any other fault is an Error.
 void write_out(std::string_view text);
 template <class... Args>

@@ -23,7 +23,12 @@ TokenDataset::TokenDataset(fs::path directory)
           (directory_ / kManifestFile).string());
     first_document_.push_back(first_document_.back() + shard.documents());
     content += io::hex64(info.checksum);
+    media_.push_back(open_media(info, shard));
+    if (!media_.back()) continue;
+    has_media_ = true;
+    content += io::hex64(info.media_checksum);
   }
+  if (has_media_) processor_ = io::load_image_processor(directory_);
   fingerprint_ = io::xxh3(content);
 }
 
@@ -31,7 +36,7 @@ TokenDataset::Place TokenDataset::place(uint64_t document) const {
   check(document < documents(), "{}: document {} of {}", directory_.string(), document, documents());
   const auto next = std::ranges::upper_bound(first_document_, document);
   const auto shard = static_cast<size_t>(next - first_document_.begin()) - 1;
-  return {shards_[shard].get(), document - first_document_[shard]};
+  return {shards_[shard].get(), media_[shard].get(), document - first_document_[shard]};
 }
 
 uint64_t TokenDataset::document_tokens(uint64_t document) const {
@@ -70,7 +75,36 @@ uint64_t TokenDataset::document_targets(uint64_t document) const {
   return static_cast<uint64_t>(std::ranges::count(trained, 1));
 }
 
+// The pictures beside a shard, each in its place.
+std::unique_ptr<const MediaFile> TokenDataset::open_media(const ShardInfo& info,
+                                                          const TokenShard& shard) const {
+  if (info.media.empty()) return nullptr;
+  auto media = std::make_unique<const MediaFile>(directory_ / info.media);
+  check(media->checksum() == info.media_checksum, "{} is not the file that {} describes",
+        media->path().string(), (directory_ / kManifestFile).string());
+  for (const MediaRecord& item : media->all()) {
+    const bool inside = item.document < shard.documents() &&
+                        item.token <= shard.document_tokens(item.document) &&
+                        item.tokens <= shard.document_tokens(item.document) - item.token;
+    check(inside, "{}: a picture outside the documents of {}", media->path().string(), info.file);
+  }
+  return media;
+}
+
+std::span<const MediaRecord> TokenDataset::media(uint64_t document) const {
+  if (!has_media_) return {};
+  const Place at = place(document);
+  return at.media ? at.media->items(at.document) : std::span<const MediaRecord>();
+}
+
+io::Bytes TokenDataset::media_frame(uint64_t document, uint64_t frame) const {
+  return place(document).media->frame(frame);
+}
+
 void TokenDataset::verify() const {
+  for (const auto& media : media_) {
+    if (media) media->verify();
+  }
   parallel_for(0, static_cast<int64_t>(shards_.size()), /*grain=*/1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) shards_[i]->verify();
   });

@@ -7,7 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "godwit/data/media_file.h"
 #include "godwit/data/token_shard.h"
+#include "godwit/io/image_processor.h"
 
 namespace godwit::data {
 
@@ -39,18 +41,29 @@ class TokenDataset {
   // Tokens of the document that can be targets: trained, and not its first.
   uint64_t document_targets(uint64_t document) const;
 
+  bool has_media() const { return has_media_; }
+  const io::ImageProcessorConfig& processor() const { return processor_; }
+  // The pictures of a document, in order; and one frame of them as it was encoded.
+  std::span<const MediaRecord> media(uint64_t document) const;
+  io::Bytes media_frame(uint64_t document, uint64_t frame) const;
+
   void verify() const;
 
  private:
   struct Place {
     const TokenShard* shard;
-    uint64_t document;  // inside it
+    const MediaFile* media;  // or null
+    uint64_t document;       // inside them
   };
   Place place(uint64_t document) const;
+  std::unique_ptr<const MediaFile> open_media(const ShardInfo& info, const TokenShard& shard) const;
 
   fs::path directory_;
   Manifest manifest_;
   std::vector<std::unique_ptr<const TokenShard>> shards_;
+  std::vector<std::unique_ptr<const MediaFile>> media_;  // of each shard; null without pictures
+  bool has_media_ = false;
+  io::ImageProcessorConfig processor_;
   std::vector<uint64_t> first_document_;  // of each shard, and the total
   uint64_t fingerprint_ = 0;
 };

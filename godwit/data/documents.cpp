@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "godwit/base/check.h"
+#include "godwit/data/tar.h"
 #include "godwit/io/jsonl.h"
 
 namespace godwit::data {
@@ -18,6 +19,55 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // no part of the t
 bool is_jsonl(const fs::path& file) {
   const fs::path name = file.extension() == ".zst" ? file.stem() : file.filename();
   return name.extension() == ".jsonl";
+}
+
+bool is_tar(const fs::path& file) {
+  return file.extension() == ".tar";
+}
+
+// One sample of an archive: its members by extension ("png", "0.png").
+using Members = std::map<std::string, std::string>;
+
+// KEY.txt with the pictures beside it, in the order of their extensions, as an object of JSON.
+std::string caption_json(const Members& members) {
+  nlohmann::json content = nlohmann::json::array();
+  for (const auto& [extension, bytes] : members) {
+    if (extension != "txt") content.push_back({{"type", "image"}, {"image", extension}});
+  }
+  content.push_back({{"type", "text"}, {"text", members.at("txt")}});
+  try {
+    return nlohmann::json{{"content", content}}.dump();
+  } catch (const nlohmann::json::exception&) {
+    return {};  // not UTF-8
+  }
+}
+
+void read_samples(const fs::path& file, const DocumentFn& visit) {
+  std::string key;
+  Members members;
+  const auto finish = [&](uint64_t consumed) {
+    if (members.empty()) return;
+    const std::string where = file.string() + ":" + key;
+    const auto json = members.find("json");
+    check(json != members.end() || members.contains("txt"), "{}: the sample has no .json and no .txt", where);
+    const std::string text = json != members.end() ? json->second : caption_json(members);
+    check(!text.empty(), "{}: the text is empty or not UTF-8", where);
+    const auto shared = std::make_shared<const Members>(std::move(members));
+    members.clear();
+    visit({.text = text, .chat = true, .where = where, .directory = {}, .members = shared}, consumed);
+  };
+  uint64_t end = 0;
+  read_tar(file, [&](const std::string& name, io::Bytes bytes, uint64_t consumed) {
+    // The key goes to the first dot of the file's name; directories belong to it.
+    const size_t slash = name.rfind('/') == std::string::npos ? 0 : name.rfind('/') + 1;
+    const size_t dot = name.find('.', slash);
+    if (dot == std::string::npos || dot == slash) return;
+    if (name.compare(0, dot, key) != 0 || key.size() != dot) finish(end);
+    key = name.substr(0, dot);
+    members[name.substr(dot + 1)] = std::string(io::as_text(bytes));
+    end = consumed;
+  });
+  finish(end);
 }
 
 bool is_binary(const fs::path& file) {
@@ -37,7 +87,7 @@ void list_directory(const fs::path& directory, std::vector<fs::path>& files) {
   for (; it != fs::recursive_directory_iterator(); ++it) {
     if (is_hidden(it->path())) {
       if (it->is_directory()) it.disable_recursion_pending();
-    } else if (it->is_regular_file() && !it->is_symlink() && !is_binary(it->path())) {
+    } else if (it->is_regular_file() && !it->is_symlink() && (is_tar(it->path()) || !is_binary(it->path()))) {
       found.push_back(it->path());
     }
   }
@@ -66,12 +116,14 @@ std::vector<fs::path> list_inputs(std::span<const fs::path> inputs) {
 }
 
 void read_documents(const fs::path& file, const DocumentFn& visit) {
+  if (is_tar(file)) return read_samples(file, visit);
   if (is_jsonl(file)) {
     io::JsonlReader reader(file);
     nlohmann::json value;
     while (reader.next(value)) {
-      if (value.is_object() && value.contains("messages")) {
-        visit({.text = reader.line(), .chat = true, .where = reader.where()}, reader.consumed());
+      if (value.is_object() && (value.contains("messages") || value.contains("content"))) {
+        visit({.text = reader.line(), .chat = true, .where = reader.where(), .directory = file.parent_path()},
+              reader.consumed());
       } else {
         const std::string text = io::json_text(value, "text", reader.where());
         visit({.text = text}, reader.consumed());

@@ -54,31 +54,48 @@ class SplitWriter {
     if (options.tokenizer.bos_id) manifest_.bos_id = *options.tokenizer.bos_id;
   }
 
-  void add(std::span<const int32_t> ids, uint64_t text_bytes, std::span<const uint8_t> trained) {
+  void add(std::span<const int32_t> ids, uint64_t text_bytes, std::span<const uint8_t> trained,
+           const std::vector<MediaEntry>& media) {
     if (shard_ && shard_->tokens() + ids.size() > options_.shard_tokens) finish_shard();
     if (!shard_) {
       const std::string name = fmt::format("shard-{:05d}.gwt", manifest_.shards.size());
       shard_ = std::make_unique<ShardWriter>(directory_ / name, options_.tokenizer.vocab_size);
+    }
+    for (const MediaEntry& entry : media) {
+      if (!media_) {
+        media_name_ = fmt::format("media-{:05d}.gwm", manifest_.shards.size());
+        media_ = std::make_unique<MediaWriter>(directory_ / media_name_);
+      }
+      media_->add(shard_->documents(), entry);
+      ++media_items_;
     }
     shard_->add_document(ids, text_bytes, trained);
   }
 
   SplitSummary finish() {
     if (shard_) finish_shard();
+    if (media_items_ > 0) save_image_processor(options_.processor, directory_);
     write_manifest(directory_, manifest_);
-    return {manifest_.documents(), manifest_.tokens(), manifest_.text_bytes()};
+    return {manifest_.documents(), manifest_.tokens(), manifest_.text_bytes(), media_items_};
   }
 
  private:
   void finish_shard() {
     manifest_.shards.push_back(shard_->finish());
     shard_.reset();
+    if (!media_) return;
+    manifest_.shards.back().media = media_name_;
+    manifest_.shards.back().media_checksum = media_->finish();
+    media_.reset();
   }
 
   fs::path directory_;
   const PackOptions& options_;
   Manifest manifest_;
   std::unique_ptr<ShardWriter> shard_;
+  std::unique_ptr<MediaWriter> media_;  // beside it, where its documents have pictures
+  std::string media_name_;
+  uint64_t media_items_ = 0;
 };
 
 // Collects documents, tokenises many at once, and writes them in the order they came.
@@ -117,31 +134,38 @@ class Packer {
 
  private:
   struct Queued {
-    std::string text;  // after encoding a conversation: what of it is trained
-    bool chat, heldout;
-    std::string where;
+    std::string text;  // after encoding a document of JSON: what of it is trained
+    Document document;
+    bool heldout = false;
     std::vector<int32_t> ids = {};
     std::vector<uint8_t> trained = {};
+    std::vector<MediaEntry> media = {};
   };
 
   void queue(const Document& document, bool heldout) {
     if (document.text.empty()) return;
-    queue_.push_back({std::string(document.text), document.chat, heldout, document.where});
+    queue_.push_back({std::string(document.text), document, heldout});
     queued_bytes_ += document.text.size();
+    if (document.members) {
+      for (const auto& [name, bytes] : *document.members) queued_bytes_ += bytes.size();
+    }
     if (queued_bytes_ >= kBatchBytes || queue_.size() >= kBatchDocuments) flush();
   }
 
   void encode(Queued& document) const {
     const PackTokenizer& tokenizer = options_.tokenizer;
     if (tokenizer.bos_id) document.ids.push_back(*tokenizer.bos_id);
-    if (document.chat) {
+    if (document.document.chat) {
       check(tokenizer.encode_chat != nullptr, "{}: a conversation, and this tokenizer has no chat format",
-            document.where);
-      ChatSample sample = tokenizer.encode_chat(document.text, document.where);
+            document.document.where);
+      document.document.text = document.text;
+      ChatSample sample = tokenizer.encode_chat(document.document);
+      for (MediaEntry& entry : sample.media) entry.token += document.ids.size();
+      document.media = std::move(sample.media);
       document.trained.assign(document.ids.size(), 0);
       document.ids.insert(document.ids.end(), sample.ids.begin(), sample.ids.end());
       document.trained.insert(document.trained.end(), sample.trained.begin(), sample.trained.end());
-      document.trained.push_back(0);  // the turn ends with a token of its own before [EOS]
+      document.trained.push_back(sample.end_trained);  // a turn ends with a token of its own before [EOS]
       document.text = std::move(sample.trained_text);
     } else {
       tokenizer.encode(document.text, document.ids);
@@ -154,7 +178,8 @@ class Packer {
       for (int64_t i = begin; i < end; ++i) encode(queue_[i]);
     });
     for (const auto& document : queue_) {
-      (document.heldout ? *heldout_ : train_).add(document.ids, document.text.size(), document.trained);
+      (document.heldout ? *heldout_ : train_)
+          .add(document.ids, document.text.size(), document.trained, document.media);
       if (document.heldout) text_->append(document.text);
     }
     queue_.clear();

@@ -8,25 +8,19 @@
 #include <string_view>
 #include <vector>
 
+#include "godwit/data/sample.h"
 #include "godwit/io/file.h"
 
 namespace godwit::data {
 
 namespace fs = std::filesystem;
 
-// A conversation as tokens.
-struct ChatSample {
-  std::vector<int32_t> ids;
-  std::vector<uint8_t> trained;  // one for each id: inside what an assistant wrote
-  std::string trained_text;      // the text behind those
-};
-
 // What packing needs to know of a tokenizer.
 struct PackTokenizer {
   // Appends the ids of plain text (no special tokens out of it). Called from several threads at once.
   std::function<void(std::string_view text, std::vector<int32_t>& ids)> encode;
-  // A line {"messages": ...} as tokens; errors begin with `where`. None: conversations are refused.
-  std::function<ChatSample(std::string_view line, const std::string& where)> encode_chat = {};
+  // A document of JSON as tokens. None: such documents are refused.
+  std::function<ChatSample(const Document& document)> encode_chat = {};
   int64_t vocab_size = 0;
   int32_t eos_id = 0;                  // put after every document
   std::optional<int32_t> bos_id = {};  // put before every document, if given
@@ -40,12 +34,14 @@ struct PackOptions {
   double holdout = 0;            // share of the text to hold out, in [0, 1)
   uint64_t shard_tokens = uint64_t{1} << 28;
   PackTokenizer tokenizer;
+  io::ImageProcessorConfig processor = {};  // of the pictures; goes into the output where there are some
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes of the input files; may be empty
 };
 
 struct SplitSummary {
   uint64_t documents = 0, tokens = 0;
   uint64_t text_bytes = 0;  // of conversations: of what the assistant wrote
+  uint64_t media = 0;       // pictures, and frames of videos that become vectors together
 };
 
 struct PackSummary {

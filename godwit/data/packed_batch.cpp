@@ -1,8 +1,32 @@
 #include "godwit/data/packed_batch.h"
 
+#include <algorithm>
 #include <span>
 
+#include "godwit/base/check.h"
+#include "godwit/io/image.h"
+
 namespace godwit::data {
+namespace {
+
+// Decodes the frames of an item.
+void append_patches(const TokenDataset& dataset, uint64_t document, const MediaRecord& item,
+                    std::vector<float>& patches) {
+  const std::string where = fmt::format("{}: document {}", dataset.path().string(), document);
+  io::ImagePlan plan;
+  for (uint64_t i = 0; i < item.frames; ++i) {
+    const io::Image image = io::decode_image(dataset.media_frame(document, item.first_frame + i), where);
+    if (i == 0) plan = io::plan_image(image.width, image.height, dataset.processor());
+    check(plan.grid_height == item.rows && plan.grid_width == item.columns,
+          "{}: a picture of {} x {} patches, packed as {} x {}", where, plan.grid_height, plan.grid_width,
+          item.rows, item.columns);
+    const std::vector<float> more =
+        io::image_patches(io::prepare_image_as(image, plan, dataset.processor()), dataset.processor());
+    patches.insert(patches.end(), more.begin(), more.end());
+  }
+}
+
+}  // namespace
 
 void PackedBatch::append(const TokenDataset& dataset, int64_t entry, const Segment& segment) {
   const size_t at = ids.size();
@@ -20,6 +44,14 @@ void PackedBatch::append(const TokenDataset& dataset, int64_t entry, const Segme
   ids.resize(at + segment.length);
   cu_seqlens.push_back(static_cast<int64_t>(ids.size()));
   pieces.push_back({entry, segment.document, segment.begin});
+  for (const MediaRecord& item : dataset.media(segment.document)) {
+    const uint64_t first = std::max(item.token, segment.begin);
+    const uint64_t last = std::min(item.token + item.tokens, segment.begin + segment.length);
+    if (first >= last) continue;
+    append_patches(dataset, segment.document, item, patches);
+    media.push_back({item.frames, item.rows, item.columns, static_cast<int64_t>(first - item.token),
+                     static_cast<int64_t>(last - first)});
+  }
 }
 
 }  // namespace godwit::data

@@ -18,6 +18,15 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
+// A picture, or frames of a video that become vectors together, in a batch. A document that the end of a
+// sequence cuts may leave only some of its vectors there; the patches are all there.
+struct MediaPiece {
+  int64_t frames, rows, columns;  // patches
+  int64_t first, count;           // of its vectors
+
+  bool operator==(const MediaPiece&) const = default;
+};
+
 // T tokens in N pieces. None of the pieces is empty; no target crosses the end of a document.
 struct PackedBatch {
   std::vector<int64_t> ids;      // [T]
@@ -26,6 +35,8 @@ struct PackedBatch {
                                  // not to see the next token
   std::vector<int64_t> cu_seqlens{0};  // [N + 1], piece n holds the tokens cu_seqlens[n] .. cu_seqlens[n + 1]
   std::vector<Piece> pieces;           // [N]
+  std::vector<MediaPiece> media;       // in the order of their placeholders
+  std::vector<float> patches;          // of all of them, [P, 3, p, p]
 
   void append(const TokenDataset& dataset, int64_t entry, const Segment& segment);
 };

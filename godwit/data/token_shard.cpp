@@ -88,8 +88,13 @@ Manifest read_manifest(const fs::path& directory) {
       ShardInfo shard{entry.at("file").get<std::string>(), entry.at("tokens").get<uint64_t>(),
                       entry.at("documents").get<uint64_t>(), entry.at("text_bytes").get<uint64_t>(),
                       io::parse_hex64(entry.at("xxh3").get<std::string>(), path.string() + ": xxh3")};
-      check(is_plain_name(shard.file), "{}: a shard outside the directory: {}", path.string(),
-            entry.at("file").dump());
+      if (const auto media = entry.find("media"); media != entry.end()) {
+        shard.media = media->at("file").get<std::string>();
+        shard.media_checksum =
+            io::parse_hex64(media->at("xxh3").get<std::string>(), path.string() + ": xxh3");
+      }
+      check(is_plain_name(shard.file) && (shard.media.empty() || is_plain_name(shard.media)),
+            "{}: a shard outside the directory: {}", path.string(), entry.dump());
       manifest.shards.push_back(std::move(shard));
     }
     check(manifest.tokens() == json.at("tokens").get<uint64_t>() &&
@@ -121,6 +126,8 @@ void write_manifest(const fs::path& directory, const Manifest& manifest) {
                               {"tokens", shard.tokens},
                               {"text_bytes", shard.text_bytes},
                               {"xxh3", io::hex64(shard.checksum)}});
+    if (!shard.media.empty())
+      json["shards"].back()["media"] = {{"file", shard.media}, {"xxh3", io::hex64(shard.media_checksum)}};
   }
   io::write_file_atomic(directory / kManifestFile, json.dump(2) + "\n");
 }

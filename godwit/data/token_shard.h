@@ -37,7 +37,9 @@ struct ShardInfo {
   uint64_t tokens = 0;
   uint64_t documents = 0;
   uint64_t text_bytes = 0;
-  uint64_t checksum = 0;  // as in the header
+  uint64_t checksum = 0;   // as in the header
+  std::string media = {};  // the file of its pictures (media_file.h); empty: it has none
+  uint64_t media_checksum = 0;
 };
 
 // manifest.json of a directory of shards.
@@ -66,6 +68,7 @@ class ShardWriter {
   // empty: all of them.
   void add_document(std::span<const int32_t> ids, uint64_t text_bytes, std::span<const uint8_t> trained = {});
   uint64_t tokens() const { return token_offsets_.back(); }
+  uint64_t documents() const { return token_offsets_.size() - 1; }
   ShardInfo finish();
 
  private:

@@ -35,7 +35,8 @@ struct Engine::Sequence {
   int64_t id = 0;  // of the request
   int64_t choice = 0;
   SamplingParams sampling;
-  std::vector<int32_t> tokens;  // the prompt and what was drawn
+  std::vector<int32_t> tokens;         // the prompt and what was drawn
+  std::shared_ptr<PromptMedia> media;  // shared by the choices
   int64_t slot = -1;
   std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
   std::optional<SwappedState> swapped;
@@ -104,6 +105,7 @@ int64_t Engine::submit(Request request) {
   std::vector<int32_t> allowed = request.stop_ids;
   allowed.insert(allowed.end(), request.allowed_specials.begin(), request.allowed_specials.end());
   const at::Tensor forbidden = forbidden_tokens(model_, allowed);
+  const auto media = std::make_shared<PromptMedia>(model_, request.prompt, std::move(request.media));
   const auto shared = std::make_shared<const Request>(std::move(request));
   const SamplingParams& sampling = shared->sampling;
 
@@ -117,6 +119,7 @@ int64_t Engine::submit(Request request) {
     sequence->sampling = sampling;
     sequence->sampling.seed = choice_seed(sampling.seed, choice);
     sequence->tokens = shared->prompt;
+    sequence->media = media;
     sequence->forbidden = forbidden;
     sequence->uses_history = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 ||
                              sampling.repetition_penalty != 1.0;
@@ -162,7 +165,7 @@ bool Engine::place_sequence(Sequence& sequence) {
     }
     sequence.swapped.reset();
   } else {
-    const std::span<const int32_t> prompt = sequence.request->prompt;
+    const std::span<const int64_t> prompt = sequence.media->keys();
     const StateSnapshot* hit = prefix_.find(prompt);
     if (hit) {
       state_.restore(slot, *hit);
@@ -274,9 +277,15 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   }
   at::Tensor logits;
   try {
+    std::vector<at::Tensor> media;
+    for (const Piece& piece : pieces) {
+      const at::Tensor part = piece.sequence->media->vectors(piece.from, piece.to);
+      if (part.defined()) media.push_back(part);
+    }
     const PackedBatch batch{.ids = at::tensor(ids, at::kLong).to(model_.device),
                             .cu_seqlens = make_cu_seqlens(lengths),
-                            .sequences = slots};
+                            .sequences = slots,
+                            .media = media.empty() ? at::Tensor() : at::cat(media)};
     const at::Tensor hidden = forward_hidden(model_.config, model_.weights, batch, &state_);
     if (!drawing.empty()) {
       const at::Tensor rows = hidden.index_select(0, at::tensor(last_rows, at::kLong).to(model_.device));
@@ -290,7 +299,7 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) {
     const auto& boundaries = piece.sequence->boundaries;
     if (std::binary_search(boundaries.begin(), boundaries.end(), piece.to))
-      prefix_.insert(std::span(piece.sequence->request->prompt).first(piece.to),
+      prefix_.insert(std::span(piece.sequence->media->keys()).first(piece.to),
                      state_.snapshot(piece.sequence->slot));
   }
   if (!drawing.empty()) draw(drawing, logits);

@@ -20,6 +20,7 @@
 
 #include "godwit/infer/model.h"
 #include "godwit/infer/prefix_cache.h"
+#include "godwit/infer/prompt_media.h"
 #include "godwit/infer/sampler.h"
 
 namespace godwit {
@@ -49,6 +50,7 @@ class TokenConstraint {
 
 struct Request {
   std::vector<int32_t> prompt;
+  MediaList media = {};  // its pictures, in order (prompt_media.h)
   SamplingParams sampling = {};
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_ids = {};          // drawing one ends the text; it is not part of it
@@ -93,7 +95,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Queues a request. Throws Error, naming the limit, when it can never run: no prompt, ids outside the
-  // vocabulary, a prompt that leaves no room in max_context or in the cache.
+  // vocabulary, placeholders that are not as many as the pictures need, a prompt that leaves no room in
+  // max_context or in the cache.
   int64_t submit(Request request);
   // Ends a request within one step, all of its choices; unknown ids are ignored.
   void abort(int64_t request);

@@ -13,10 +13,12 @@ LoadedModel load_model(const std::string& directory, at::Device device, std::opt
   check(tokenizer.vocab_size() <= config.vocab_size,
         "{}: the tokenizer has {} ids, the model's vocabulary {}", directory, tokenizer.vocab_size(),
         config.vocab_size);
+  io::ImageProcessorConfig processor = load_image_processor(directory, config);
   return {.config = config,
           .weights = load_weights(config, directory, device, dtype.value_or(scalar_type_of(config.dtype))),
           .tokenizer = std::move(tokenizer),
-          .device = device};
+          .device = device,
+          .images = processor};
 }
 
 int64_t context_limit(const ModelConfig& config) {

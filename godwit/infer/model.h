@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "godwit/model/config.h"
+#include "godwit/model/media.h"
 #include "godwit/model/weights.h"
 #include "godwit/text/tokenizer.h"
 
@@ -20,6 +21,7 @@ struct LoadedModel {
   ModelWeights weights;
   Tokenizer tokenizer;
   at::Device device;
+  io::ImageProcessorConfig images = {};  // preprocessor_config.json
 };
 
 // A model directory: config.json, weights, tokenizer. The tokenizer's ids must fit the vocabulary. Without a

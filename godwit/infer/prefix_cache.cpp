@@ -12,7 +12,7 @@ constexpr uint64_t kPrefixStream = 0x707265666978;  // "prefix"
 constexpr size_t kMostSeen = size_t{1} << 20;
 
 // hash[i] of the first (i + 1) pages.
-std::vector<uint64_t> page_hashes(std::span<const int32_t> tokens) {
+std::vector<uint64_t> page_hashes(std::span<const int64_t> tokens) {
   std::vector<uint64_t> hashes(tokens.size() / kLatentPage);
   uint64_t hash = kPrefixStream;
   for (size_t page = 0; page < hashes.size(); ++page) {
@@ -25,14 +25,14 @@ std::vector<uint64_t> page_hashes(std::span<const int32_t> tokens) {
 
 }  // namespace
 
-const StateSnapshot* PrefixCache::find(std::span<const int32_t> prompt) {
+const StateSnapshot* PrefixCache::find(std::span<const int64_t> prompt) {
   const std::vector<uint64_t> hashes = page_hashes(prompt);
   for (size_t pages = hashes.size(); pages > 0; --pages) {
     if (pages * kLatentPage >= prompt.size()) continue;
     const auto it = by_hash_.find(hashes[pages - 1]);
     if (it == by_hash_.end()) continue;
     const Entry& entry = *it->second;
-    if (!std::equal(entry.tokens.begin(), entry.tokens.end(), prompt.begin(),
+    if (!std::equal(entry.keys.begin(), entry.keys.end(), prompt.begin(),
                     prompt.begin() + static_cast<int64_t>(pages) * kLatentPage))
       continue;
     entries_.splice(entries_.begin(), entries_, it->second);
@@ -41,7 +41,7 @@ const StateSnapshot* PrefixCache::find(std::span<const int32_t> prompt) {
   return nullptr;
 }
 
-std::vector<int64_t> PrefixCache::boundaries(std::span<const int32_t> prompt, int64_t start) {
+std::vector<int64_t> PrefixCache::boundaries(std::span<const int64_t> prompt, int64_t start) {
   const auto length = static_cast<int64_t>(prompt.size());
   const std::vector<uint64_t> hashes = page_hashes(prompt);
   std::vector<int64_t> out;
@@ -60,7 +60,7 @@ std::vector<int64_t> PrefixCache::boundaries(std::span<const int32_t> prompt, in
   return out;
 }
 
-void PrefixCache::insert(std::span<const int32_t> prefix, StateSnapshot state) {
+void PrefixCache::insert(std::span<const int64_t> prefix, StateSnapshot state) {
   check(!prefix.empty() && prefix.size() % kLatentPage == 0 &&
             state.length == static_cast<int64_t>(prefix.size()),
         "prefix cache: a state after {} tokens cannot stand for a prefix of {}", state.length, prefix.size());
@@ -70,9 +70,8 @@ void PrefixCache::insert(std::span<const int32_t> prefix, StateSnapshot state) {
   if (by_hash_.contains(hash)) return;
   while (bytes_ + size > options_.max_bytes) evict();
   bytes_ += size;
-  entries_.push_front({.hash = hash,
-                       .tokens = std::vector<int32_t>(prefix.begin(), prefix.end()),
-                       .state = std::move(state)});
+  entries_.push_front(
+      {.hash = hash, .keys = std::vector<int64_t>(prefix.begin(), prefix.end()), .state = std::move(state)});
   by_hash_[hash] = entries_.begin();
 }
 

@@ -1,6 +1,7 @@
 // Finished states of prompts, to go on from. A recurrent state cannot be rewound, so an entry is the whole
 // state (KDA slot and latent pages) at one boundary: a multiple of the page. Entries stand at the end of a
-// prompt, at an interval inside it, and where a prompt parts from one seen before.
+// prompt, at an interval inside it, and where a prompt parts from one seen before. Prompts are compared by
+// their keys: the id of a token, or what stands for a picture (prompt_media.h).
 #pragma once
 
 #include <cstdint>
@@ -24,14 +25,14 @@ class PrefixCache {
 
   // The longest state of a proper prefix of `prompt` (at least one token is left to feed), or null. It stays
   // valid until the next call that is not const.
-  const StateSnapshot* find(std::span<const int32_t> prompt);
+  const StateSnapshot* find(std::span<const int64_t> prompt);
 
   // Boundaries in (start, size of prompt] at which the prefill of `prompt` should be stored, ascending.
   // Remembers the prompt, so that a later one that parts from it gets a boundary there.
-  std::vector<int64_t> boundaries(std::span<const int32_t> prompt, int64_t start);
+  std::vector<int64_t> boundaries(std::span<const int64_t> prompt, int64_t start);
 
   // The state after `prefix`, whose length is a multiple of the page. Older entries make room.
-  void insert(std::span<const int32_t> prefix, StateSnapshot state);
+  void insert(std::span<const int64_t> prefix, StateSnapshot state);
 
   // Drops the entry that was not used for the longest time; false if there is none.
   bool evict();
@@ -42,7 +43,7 @@ class PrefixCache {
  private:
   struct Entry {
     uint64_t hash;
-    std::vector<int32_t> tokens;
+    std::vector<int64_t> keys;
     StateSnapshot state;
   };
 

@@ -14,6 +14,9 @@ namespace {
 
 using nlohmann::json;
 
+const std::vector<std::string> kBackgrounds = {"black", "white", "chessboard"};
+const std::vector<std::string> kStages = {"before_resize", "after_resize"};
+
 // Keys of media_proc_cfg, each checked.
 class Keys {
  public:
@@ -110,14 +113,13 @@ ImageProcessorConfig parse_image_processor(std::string_view text, const std::str
   c.mean = keys.triple("image_mean", c.mean, /*positive=*/false);
   c.std = keys.triple("image_std", c.std, /*positive=*/true);
   keys.refuse("fixed_output_tokens");
-  c.stage =
-      static_cast<AlphaStage>(keys.choice("transparent_bg_fill_stage", 0, {"before_resize", "after_resize"}));
+  c.stage = static_cast<AlphaStage>(keys.choice("transparent_bg_fill_stage", 0, kStages));
   c.background = AlphaBackground::kBlack;
   c.square = 16;
   c.gray = 200;
   if (keys.has("transparent_bg_config")) {
     const Keys board = keys.object("transparent_bg_config");
-    c.background = static_cast<AlphaBackground>(board.choice("pattern", 0, {"black", "white", "chessboard"}));
+    c.background = static_cast<AlphaBackground>(board.choice("pattern", 0, kBackgrounds));
     c.square = board.integer("chessboard_square_size", c.square, 1, 1 << 16);
     c.white_on_top_left = board.boolean("chessboard_square_on_top_left", true);
     c.white = static_cast<int>(board.integer("chessboard_white_value", c.white, 0, 255));
@@ -127,9 +129,26 @@ ImageProcessorConfig parse_image_processor(std::string_view text, const std::str
 }
 
 ImageProcessorConfig load_image_processor(const fs::path& directory) {
-  const fs::path path = directory / "preprocessor_config.json";
+  const fs::path path = directory / kImageProcessorFile;
   if (!fs::exists(path)) return {};
   return parse_image_processor(read_file(path.string()), path.string());
+}
+
+void save_image_processor(const ImageProcessorConfig& c, const fs::path& directory) {
+  const json board = {{"pattern", kBackgrounds[static_cast<size_t>(c.background)]},
+                      {"chessboard_square_size", c.square},
+                      {"chessboard_square_on_top_left", c.white_on_top_left},
+                      {"chessboard_white_value", c.white},
+                      {"chessboard_gray_value", c.gray}};
+  const json config = {{"patch_size", c.patch_size},
+                       {"merge_kernel_size", c.merge},
+                       {"in_patch_limit", c.in_patch_limit},
+                       {"patch_limit_on_one_side", c.patch_limit_on_one_side},
+                       {"image_mean", c.mean},
+                       {"image_std", c.std},
+                       {"transparent_bg_fill_stage", kStages[static_cast<size_t>(c.stage)]},
+                       {"transparent_bg_config", board}};
+  write_file_atomic(directory / kImageProcessorFile, json{{"media_proc_cfg", config}}.dump(2) + "\n");
 }
 
 ImagePlan plan_image(int64_t width, int64_t height, const ImageProcessorConfig& config) {
@@ -152,7 +171,11 @@ ImagePlan plan_image(int64_t width, int64_t height, const ImageProcessorConfig& 
 }
 
 PreparedImage prepare_image(const Image& image, const ImageProcessorConfig& config) {
-  const ImagePlan plan = plan_image(image.width, image.height, config);
+  return prepare_image_as(image, plan_image(image.width, image.height, config), config);
+}
+
+PreparedImage prepare_image_as(const Image& image, const ImagePlan& plan,
+                               const ImageProcessorConfig& config) {
   const Image rgb = config.stage == AlphaStage::kBeforeResize && image.has_alpha()
                         ? resize_image(flatten(image, config), plan.width, plan.height)
                         : flatten(resize_image(image, plan.width, plan.height), config);

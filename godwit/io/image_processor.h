@@ -34,13 +34,20 @@ struct ImageProcessorConfig {
   bool white_on_top_left = true;
   int white = 255;
   int gray = 180;
+
+  bool operator==(const ImageProcessorConfig&) const = default;
 };
+
+inline constexpr const char* kImageProcessorFile = "preprocessor_config.json";
 
 // Reads DIRECTORY/preprocessor_config.json; without the file, the defaults. Keys that are absent take the
 // released class's defaults (background black, before the resize, squares of 16, 255 and 200). A value that
 // cannot be honoured is an Error.
 ImageProcessorConfig load_image_processor(const fs::path& directory);
 ImageProcessorConfig parse_image_processor(std::string_view json, const std::string& where);
+
+// Writes DIRECTORY/preprocessor_config.json, which reads back the same.
+void save_image_processor(const ImageProcessorConfig& config, const fs::path& directory);
 
 // What becomes of a picture of this size.
 struct ImagePlan {
@@ -56,6 +63,8 @@ struct PreparedImage {
   std::vector<uint8_t> canvas;  // [grid_height p, grid_width p, 3], resized, composed, padded
 };
 PreparedImage prepare_image(const Image& image, const ImageProcessorConfig& config);
+// The same at a given size: the frames of a video share that of the first.
+PreparedImage prepare_image_as(const Image& image, const ImagePlan& plan, const ImageProcessorConfig& config);
 
 // [grid_height * grid_width, 3, p, p] in fp32.
 std::vector<float> image_patches(const PreparedImage& image, const ImageProcessorConfig& config);

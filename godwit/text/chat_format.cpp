@@ -37,6 +37,12 @@ bool is_blank(std::string_view text) {
   return true;
 }
 
+std::string media_prompt(const char* kind, int64_t width, int64_t height, int64_t tokens) {
+  std::string prompt = fmt::format("{}{} {}x{}{}", kMediaBegin, kind, width, height, kMediaContent);
+  for (int64_t i = 0; i < tokens; ++i) prompt += kMediaPad;
+  return prompt + std::string(kMediaEnd);
+}
+
 const char* type_of(const Json& value) {
   if (value.is_boolean()) return "boolean";
   if (value.is_null()) return "null";
@@ -120,9 +126,7 @@ void Writer::content(const std::vector<ChatPart>& parts) {
     check(part.width > 0 && part.height > 0 && part.tokens > 0,
           "{}: an image without size: {}x{} pixels, {} tokens", where(), part.width, part.height,
           part.tokens);
-    std::string prompt = fmt::format("{}image {}x{}{}", kMediaBegin, part.width, part.height, kMediaContent);
-    for (int64_t i = 0; i < part.tokens; ++i) prompt += kMediaPad;
-    control(prompt + std::string(kMediaEnd));
+    control(image_prompt(part.width, part.height, part.tokens));
   }
 }
 
@@ -287,6 +291,14 @@ void Writer::messages(std::span<const ChatMessage> messages) {
 }
 
 }  // namespace
+
+std::string image_prompt(int64_t width, int64_t height, int64_t tokens) {
+  return media_prompt("image", width, height, tokens);
+}
+
+std::string video_prompt(int64_t width, int64_t height, int64_t tokens) {
+  return media_prompt("video", width, height, tokens);
+}
 
 std::vector<ChatSegment> render_chat(std::span<const ChatMessage> messages, const ChatOptions& options) {
   Writer writer(options);

@@ -83,6 +83,17 @@ std::vector<ChatSegment> render_continuation(const ChatMessage& assistant,
                                              std::span<const ChatMessage> messages,
                                              const ChatOptions& options);
 
+// The prompt of one image of `width` x `height` pixels, a control segment: "<|media_begin|>image
+// 640x480<|media_content|>", `tokens` times "<|media_pad|>", "<|media_end|>".
+std::string image_prompt(int64_t width, int64_t height, int64_t tokens);
+
+// The same for frames of a video that become vectors together, "video" in the place of "image": K3's own
+// words are not known.
+std::string video_prompt(int64_t width, int64_t height, int64_t tokens);
+
+// Stands for an image in a text; what of the released configuration is `image_placeholder`.
+inline constexpr std::string_view kImagePlaceholder = "<|kimi_image_placeholder|>";
+
 struct ChatIds {
   std::vector<int32_t> ids;
   std::vector<uint8_t> trained;  // one for each id

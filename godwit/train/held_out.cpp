@@ -1,6 +1,7 @@
 #include "godwit/train/held_out.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <numbers>
@@ -10,8 +11,31 @@
 
 namespace godwit {
 DeviceBatch to_device(const data::PackedBatch& batch, at::Device device) {
-  return {.packed = {.ids = at::tensor(batch.ids).to(device), .cu_seqlens = at::tensor(batch.cu_seqlens)},
-          .targets = at::tensor(batch.targets).to(device)};
+  DeviceBatch out{
+      .packed = {.ids = at::tensor(batch.ids).to(device), .cu_seqlens = at::tensor(batch.cu_seqlens)},
+      .targets = at::tensor(batch.targets).to(device)};
+  if (batch.media.empty()) return out;
+  int64_t patches = 0;
+  for (const data::MediaPiece& piece : batch.media) {
+    out.pictures.grids.push_back({.frames = piece.frames, .rows = piece.rows, .columns = piece.columns});
+    patches += out.pictures.grids.back().patches();
+  }
+  out.pictures.patches = at::tensor(batch.patches).view({patches, -1}).to(device);
+  out.media = batch.media;
+  return out;
+}
+
+void encode_pictures(const ModelConfig& config, const ModelWeights& weights, DeviceBatch& batch) {
+  if (batch.media.empty()) return;
+  check(weights.vision.has_value(), "the data have pictures, the model has no vision tower");
+  const at::Tensor all = vision_forward(config, *weights.vision, batch.pictures);
+  std::vector<at::Tensor> parts;
+  int64_t begin = 0;
+  for (size_t i = 0; i < batch.media.size(); ++i) {
+    parts.push_back(all.narrow(0, begin + batch.media[i].first, batch.media[i].count));
+    begin += vision_tokens(*config.vision, batch.pictures.grids[i]);
+  }
+  batch.packed.media = at::cat(parts);
 }
 
 HeldOutLoss held_out_loss(const ModelConfig& config, const ModelWeights& weights,
@@ -25,8 +49,9 @@ HeldOutLoss held_out_loss(const ModelConfig& config, const ModelWeights& weights
       max_tokens > 0 ? std::clamp<int64_t>((max_tokens + context - 1) / context, 1, all) : all;
   LossByPosition sums;
   for (int64_t i = 0; i < wanted; ++i) {
-    const DeviceBatch batch =
-        to_device(reader.batch(i * all / wanted), device);  // spread over the whole text
+    const at::NoGradGuard no_grad;
+    DeviceBatch batch = to_device(reader.batch(i * all / wanted), device);  // spread over the whole text
+    encode_pictures(config, weights, batch);
     const at::Tensor targets = batch.targets.to(at::kCPU);
     sums.add(token_losses(config, weights, batch.packed, targets), targets, batch.packed.cu_seqlens);
     if (progress) progress(i + 1, wanted);

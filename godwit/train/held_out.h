@@ -10,6 +10,7 @@
 #include "godwit/data/packed_batch.h"
 #include "godwit/model/evaluate.h"
 #include "godwit/model/forward.h"
+#include "godwit/model/vision.h"
 
 namespace godwit {
 
@@ -32,7 +33,13 @@ HeldOutLoss held_out_loss(const ModelConfig& config, const ModelWeights& weights
 struct DeviceBatch {
   PackedBatch packed;
   at::Tensor targets;  // [T] int64, -100 where there is none
+  VisionInput pictures = {};
+  std::vector<data::MediaPiece> media = {};  // which of their vectors stand in the text
 };
 DeviceBatch to_device(const data::PackedBatch& batch, at::Device device);
+
+// Runs the vision tower on the batch's pictures, if it has some: their vectors go into batch.packed.media,
+// with gradients where those are enabled.
+void encode_pictures(const ModelConfig& config, const ModelWeights& weights, DeviceBatch& batch);
 
 }  // namespace godwit

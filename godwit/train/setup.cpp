@@ -7,6 +7,7 @@
 
 #include "godwit/base/check.h"
 #include "godwit/data/tokenizer.h"
+#include "godwit/model/media.h"
 
 namespace godwit {
 namespace {
@@ -75,6 +76,14 @@ RunData open_data(const Recipe& recipe) {
             dataset->path().string());
     }
   }
+  for (const auto* list : {&run.train, &run.held_out}) {
+    for (const auto& dataset : *list) {
+      if (!dataset->has_media()) continue;
+      check(!run.processor || *run.processor == dataset->processor(),
+            "{}: its pictures are cut otherwise than the others'", dataset->path().string());
+      run.processor = dataset->processor();
+    }
+  }
   run.vocab_size = first.vocab_size;
   check_tokenizer(recipe, *run.train.front());
   return run;
@@ -97,6 +106,10 @@ ModelConfig resolve_model(const Recipe& recipe, const RunData& data) {
   const bool changed = recipe.model.override_json != "{}";
   ModelConfig config =
       parse_model_config(root, changed ? source + " with the recipe's model.override" : source);
+  if (data.processor) {
+    check(config.vision.has_value(), "{} has no vision_config, and the data have pictures", source);
+    check_processor(*config.vision, *data.processor, source);
+  }
   check(config.vocab_size >= data.vocab_size, "{} has a vocabulary of {}, the data one of {}", source,
         config.vocab_size, data.vocab_size);
   return config;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "godwit/data/dataset.h"
@@ -16,13 +17,14 @@ struct RunData {
   std::vector<std::shared_ptr<const data::TokenDataset>>
       held_out;  // eval.data, or the data sets' own held-out parts
   int64_t vocab_size = 0;
+  std::optional<io::ImageProcessorConfig> processor;  // of the pictures, where there are some
 };
 
 // The tokenizer that the trained model is saved with: the recipe's, else `init`'s; empty: there is none.
 std::string tokenizer_directory(const Recipe& recipe);
 
 // Opens all data sets; those of different tokenizers do not mix, nor does the run's own tokenizer with
-// another's data.
+// another's data, nor pictures cut in different ways.
 RunData open_data(const Recipe& recipe);
 
 // The recipe's model: preset, directory or file (or `init`'s), its overrides, the data's vocabulary and

@@ -27,6 +27,8 @@ void append(data::PackedBatch& to, const data::PackedBatch& from) {
   to.ids.insert(to.ids.end(), from.ids.begin(), from.ids.end());
   to.targets.insert(to.targets.end(), from.targets.begin(), from.targets.end());
   for (size_t n = 1; n < from.cu_seqlens.size(); ++n) to.cu_seqlens.push_back(from.cu_seqlens[n] + shift);
+  to.media.insert(to.media.end(), from.media.begin(), from.media.end());
+  to.patches.insert(to.patches.end(), from.patches.begin(), from.patches.end());
 }
 
 // The rank's share of the sequences of one batch, a run of them, `rows` to a micro-batch. The first ranks
@@ -81,6 +83,16 @@ std::vector<double> by_layer(const std::vector<OptimizerRule>& rules, const std:
   }
   for (double& square : squares) square = std::sqrt(square);
   return squares;
+}
+
+// Norm of all gradients of the vision tower and projector.
+double of_vision(const std::vector<OptimizerRule>& rules, const std::vector<double>& norms) {
+  double square = 0;
+  for (size_t i = 0; i < std::min(rules.size(), norms.size()); ++i) {
+    if (rules[i].name.starts_with("vision_tower.") || rules[i].name.starts_with("mm_projector."))
+      square += norms[i] * norms[i];
+  }
+  return std::sqrt(square);
 }
 
 }  // namespace
@@ -139,7 +151,8 @@ double TrainStep::forward_backward(const ModelConfig& config, const MicroBatches
   std::vector<at::Tensor> squares;
   double loss_sum = 0;
   for (size_t i = 0; i < batches.size(); ++i) {
-    const DeviceBatch b = to_device(batches[i], device_);
+    DeviceBatch b = to_device(batches[i], device_);
+    encode_pictures(config, weights_, b);
     options.on_layer = nullptr;
     if (i == 0) {
       options.on_layer = [&](int64_t, const at::Tensor& stream) {
@@ -205,7 +218,11 @@ std::string TrainStep::first_not_finite(const ModelConfig& config, const MicroBa
     if (layer < 0 && !all_finite(stream)) layer = i;
   };
   for (const data::PackedBatch& batch : batches) {
-    forward_hidden(config, weights_, to_device(batch, device_).packed, nullptr, options);
+    DeviceBatch b = to_device(batch, device_);
+    encode_pictures(config, weights_, b);
+    if (b.packed.media.defined() && !all_finite(b.packed.media))
+      return "the output of the vision tower is not finite";
+    forward_hidden(config, weights_, b.packed, nullptr, options);
     if (layer >= 0) return "the output of layer " + std::to_string(layer) + " is not finite";
   }
   return "every weight and layer output is finite";
@@ -274,6 +291,7 @@ void TrainStep::apply(const StepInput& input, StepResult& result) {
       optimizer_.step(input.lr_multiplier, [&](const OptimizerStep&) { return !spike; });
   result.grad_norm = done.grad_norm;
   result.layer_grad_norms = by_layer(optimizer_.rules(), done.norms, config_.layers);
+  result.vision_grad_norm = of_vision(optimizer_.rules(), done.norms);
   if (!done.not_finite.empty()) {
     result.fault = StepFault::kNotFinite;
     result.what = "the gradient of " + done.not_finite + " is not finite";

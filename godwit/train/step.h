@@ -32,6 +32,7 @@ struct StepResult {
   std::vector<double>
       activation_rms;  // of the residual stream after each layer, this rank's first micro-batch
   std::vector<double> layer_grad_norms;  // of each decoder layer's parameters, before clipping
+  double vision_grad_norm = 0;           // of the tower and projector; 0 without pictures
 };
 
 struct StepInput {

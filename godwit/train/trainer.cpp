@@ -247,6 +247,11 @@ void Run::save_model() {
       fs::copy_file(fs::path(tokenizer) / name, directory.temporary() / name);
     }
   }
+  if (data_.processor)
+    io::save_image_processor(*data_.processor, directory.temporary());
+  else if (const fs::path file = fs::path(recipe_.init) / io::kImageProcessorFile;
+           !recipe_.init.empty() && fs::exists(file))
+    fs::copy_file(file, directory.temporary() / io::kImageProcessorFile);
   directory.commit();
 }
 
@@ -288,6 +293,7 @@ void Run::begin_row(double multiplier, const StepResult& result, double seconds)
     row_["entropy"].push_back(layer.batch.entropy);
     row_["flip_rate"].push_back(layer.flip_rate);
   }
+  if (config_.vision) row_["vision_grad_norm"] = result.vision_grad_norm;
   if (!result.balance.alarms.empty()) row_["alarms"] = result.balance.alarms;
   if (result.fault != StepFault::kNone) row_["skipped"] = result.what;
 }

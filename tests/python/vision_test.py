@@ -86,7 +86,8 @@ class Vision(unittest.TestCase):
             token, vector = token + len(doc), vector + used
         loss = sum(nats) / sum(len(doc) - 1 for doc in docs)
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        grads = dict(zip(names, torch.autograd.grad(loss, [leaves[name] for name in names])))
+        grads = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)  # a query over one source decides nothing
+        grads = {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in zip(names, grads)}
         self.assertLess(relative(got["logits"], torch.cat(logits)), LOGITS_LIMIT)
         self.assertLess(abs(got["loss"].item() - loss.item()), 1e-6 * loss.item() + 1e-6)
         worst, errors = "", {}
