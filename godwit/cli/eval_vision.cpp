@@ -32,7 +32,8 @@ Question read_question(const LoadedModel& model, const data::Document& document)
   check(document.chat && line.is_object() && line.contains("content") && line.contains("answer"),
         "{}: expected {{\"content\": [...], \"answer\": ...}}", document.where);
   const data::ChatSample sample = data::document_sample(model.tokenizer, model.images, document);
-  Question q{.task = line.value("task", "all")};
+  Question q;
+  q.task = line.value("task", "all");
   const auto end = std::ranges::find(sample.trained, 1) - sample.trained.begin();
   q.prompt.assign(sample.ids.begin(), sample.ids.begin() + end);
   q.answer = sample.trained_text;

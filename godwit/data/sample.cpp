@@ -1,8 +1,10 @@
 #include "godwit/data/sample.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <utility>
 
 #include "godwit/base/check.h"
@@ -26,7 +28,9 @@ Picture measure(std::vector<std::string> frames, const io::ImageProcessorConfig&
                 const std::string& where) {
   const io::ImageInfo info = io::image_info(io::as_bytes(frames.front()), where);
   const io::ImagePlan plan = io::plan_image(info.width, info.height, processor);
-  Picture out{.width = info.width, .height = info.height};
+  Picture out;
+  out.width = info.width;
+  out.height = info.height;
   out.entry.tokens = static_cast<uint32_t>(plan.tokens);
   out.entry.rows = static_cast<uint32_t>(plan.grid_height);
   out.entry.columns = static_cast<uint32_t>(plan.grid_width);
@@ -141,28 +145,35 @@ ChatSample content_sample(Writer writer, const Json& json) {
   return out;
 }
 
-// Conversations: sizes go into the image parts before rendering; the placeholders are found in the ids again.
-ChatSample messages_sample(const Tokenizer& tokenizer, const io::ImageProcessorConfig& processor,
-                           const Document& document, const Json& json) {
+// The messages of a conversation as they are written; `measure` gives each of its images its size.
+std::vector<ChatSegment> chat_segments(const Json& json,
+                                       const std::function<void(ChatPart&, size_t)>& measure) {
   std::vector<ChatMessage> messages = messages_from_json(json.at("messages"));
   check(std::ranges::any_of(messages,
                             [](const ChatMessage& m) { return m.role == ChatRole::kAssistant && m.train; }),
         "no assistant message to train on");
-  std::vector<MediaEntry> media;
   for (size_t m = 0; m < messages.size(); ++m) {
     for (ChatPart& part : messages[m].content) {
-      if (!part.is_image) continue;
-      const std::string where = fmt::format("messages[{}]", m);
-      Picture p = measure({picture_bytes(document, part.image_url, where)}, processor, where);
-      part.width = p.width;
-      part.height = p.height;
-      part.tokens = p.entry.tokens;
-      media.push_back(std::move(p.entry));
+      if (part.is_image) measure(part, m);
     }
   }
   ChatOptions options = chat_options_from_json(json);
   options.generation_prompt = false;
-  std::vector<ChatSegment> segments = render_chat(messages, options);
+  return render_chat(messages, options);
+}
+
+// Conversations: sizes go into the image parts before rendering; the placeholders are found in the ids again.
+ChatSample messages_sample(const Tokenizer& tokenizer, const io::ImageProcessorConfig& processor,
+                           const Document& document, const Json& json) {
+  std::vector<MediaEntry> media;
+  std::vector<ChatSegment> segments = chat_segments(json, [&](ChatPart& part, size_t message) {
+    const std::string where = fmt::format("messages[{}]", message);
+    Picture p = measure({picture_bytes(document, part.image_url, where)}, processor, where);
+    part.width = p.width;
+    part.height = p.height;
+    part.tokens = p.entry.tokens;
+    media.push_back(std::move(p.entry));
+  });
   ChatIds encoded = encode_chat(segments, tokenizer);
   std::erase_if(segments, [](const ChatSegment& s) { return !s.trained; });
   ChatSample out{std::move(encoded.ids), std::move(encoded.trained), chat_text(segments)};
@@ -201,6 +212,27 @@ ChatSample document_sample(const Tokenizer& tokenizer, const io::ImageProcessorC
   } catch (const std::exception& error) {
     fail("{}: {}", document.where, error.what());
   }
+}
+
+std::string plain_text(const Document& document) {
+  static const std::regex kSpecial(R"(<\|[a-z_]+\|>)");
+  if (!document.chat) return std::string(document.text);
+  std::string text;
+  try {
+    const Json json = Json::parse(document.text);
+    if (json.contains("content")) {
+      for (const Json& part : json.at("content"))
+        text += part.is_object() && part.contains("text") ? string_at(part, "text", "content")
+                                                          : "\nimage 28x28\n";
+      return json.contains("answer") ? text + string_at(json, "answer", "line") : text;
+    }
+    const auto any_size = [](ChatPart& part, size_t) { part.width = part.height = 28; };
+    for (const ChatSegment& segment : chat_segments(json, any_size))
+      text += segment.control ? std::regex_replace(segment.text, kSpecial, "\n") : segment.text;
+  } catch (const std::exception& error) {
+    fail("{}: {}", document.where, error.what());
+  }
+  return text;
 }
 
 ChatSample chat_sample(const Tokenizer& tokenizer, std::string_view line, const std::string& where) {
