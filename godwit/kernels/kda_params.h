@@ -90,8 +90,9 @@ struct KdaStepParams {
   const int32_t* keep = nullptr;       // nullptr = all tokens
   void* conv_state[3] = {};            // bf16, slot s of [H, 128, 3] at conv_state[i] + s * conv_stride
   int64_t conv_stride = 0;             // elements between slots
-  float* state = nullptr;              // slot s of [H, K, V] at state + s * state_stride
+  void* state = nullptr;               // slot s of [H, K, V] at element s * state_stride
   int64_t state_stride = 0;            // elements between slots, a multiple of 4; 0 = dense
+  bool state_bf16 = false;             // the state is kept in bf16, not fp32 (computed in fp32 all the same)
   void* y = nullptr;                   // [B * tokens, H, 128]
   int B = 0;
   int H = 0;

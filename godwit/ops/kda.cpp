@@ -68,9 +68,11 @@ void check_tokens(const char* op, const KdaArgs& x) {
   TORCH_CHECK(std::isfinite(x.gate_bound), op, ": gate_bound: expected a finite number, got ", x.gate_bound);
 }
 
+// fp32, or bf16 beside inputs that are not fp64.
 void check_state(const char* op, const char* name, const KdaArgs& x, const Tensor& state, int64_t sequences) {
   check_sizes(op, name, state, {sequences, x.q.size(1), x.q.size(2), x.v.size(2)});
-  check_dtype(op, name, state, x.v.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const bool half = state.scalar_type() == at::kBFloat16 && x.v.scalar_type() != at::kDouble;
+  if (!half) check_dtype(op, name, state, x.v.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   check_device(op, name, state, x.q.device());
 }
 
@@ -133,6 +135,11 @@ ChunkResult chunk_checked(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const optional<Tensor>& initial_state, const Tensor& cu_seqlens) {
   const KdaArgs x{q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens};
   check_chunk(x);
+  if (initial_state.has_value() && initial_state->scalar_type() == at::kBFloat16) {
+    auto [o, final_state] =
+        kda_chunk(q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state->to(at::kFloat), cu_seqlens);
+    return {o, final_state.to(at::kBFloat16)};
+  }
   if (needs_grad(q, k, v, z, A_log, dt_bias, b, initial_state)) {
     const auto out = KdaChunk::apply(q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens);
     return {out[0], out[1]};

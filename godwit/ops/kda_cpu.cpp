@@ -163,7 +163,8 @@ Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 const optional<Tensor>& slots) {
   const at::NoGradGuard no_grad;
   const KdaArgs args{q, k, v, z, A_log, dt_bias, b, gate_bound, std::nullopt, Tensor()};
-  if (v.scalar_type() == at::kDouble) return ref::kda_step_ref(args, state, slots);
+  if (v.scalar_type() == at::kDouble || state.scalar_type() != at::kFloat)
+    return ref::kda_step_ref(args, state, slots);
   const Inputs in(args);
   const Tensor o = at::empty(v.sizes(), v.options().dtype(at::kFloat));
   const Tensor slot = slots.has_value() ? slots->contiguous() : Tensor();

@@ -12,6 +12,7 @@
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
 #include "godwit/ops/ops.h"
+#include "godwit/ops/softmax_loss.h"
 #include "godwit/ops/traced.h"
 
 namespace godwit::ops {
@@ -58,16 +59,11 @@ struct Losses {
   Tensor d_head;
 };
 
-// kernels/softmax_loss.h for any device and type. The logits become their gradient if that is wanted; index
-// [n, 1].
-void softmax_loss(Tensor& logits, const Tensor& index, const Tensor& weight, const Tensor& nll,
-                  bool gradient) {
-  Tensor logp = at::log_softmax(logits, -1);
-  nll.copy_(logp.gather(1, index).squeeze(1)).neg_();
-  if (!gradient) return;
-  logits = logp.exp_();
-  logits.scatter_add_(1, index, at::full(index.sizes(), -1.0, logits.options()));
-  logits.mul_(weight.unsqueeze(1));
+using RowLosses = std::tuple<Tensor, Tensor>;
+
+RowLosses row_losses_meta(const Tensor& logits, const Tensor& /*targets*/, const Tensor& /*weights*/,
+                          bool gradient, at::ScalarType type) {
+  return {meta_tensor({logits.sym_size(0)}, logits), gradient ? meta_like(logits, type) : Tensor()};
 }
 
 // The plain way: any device and type.
@@ -78,25 +74,25 @@ Losses losses_composed(const Tensor& x, const Tensor& head, const Tensor& target
   // Converted once, not once a chunk.
   const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type());
   const Tensor matrix = as_is ? head : head.to(work);
-  const Tensor ignored = targets.eq(kIgnored);
-  const Tensor index = targets.masked_fill(ignored, 0).unsqueeze(1);
-  const Tensor weight = weights.to(work).masked_fill(ignored, 0);
+  const Tensor weight = weights.to(work);
+  static const auto row_losses = typed_op<decltype(softmax_loss_composition)>("godwit::softmax_loss_fwd");
   Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
   if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
   if (want_head) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
   for (int64_t from = 0; from < tokens; from += rows) {
     const int64_t n = std::min(rows, tokens - from);
     const Tensor x_part = x.narrow(0, from, n);
-    Tensor logits = product(x_part, matrix.t(), work);
-    softmax_loss(logits, index.narrow(0, from, n), weight.narrow(0, from, n), out.nll.narrow(0, from, n),
-                 want_x || want_head);
+    const Tensor logits = product(x_part, matrix.t(), work);
+    const auto [nll, d_logits] =
+        row_losses.call(logits, targets.narrow(0, from, n), weight.narrow(0, from, n), want_x || want_head,
+                        as_is ? x.scalar_type() : work);
+    out.nll.narrow(0, from, n).copy_(nll);
     if (!want_x && !want_head) continue;
-    const Tensor d_logits = as_is ? logits.to(x.scalar_type()) : logits;
     if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
     if (want_head) out.d_head.add_(product(d_logits.t(), x_part, work));
   }
-  out.nll.masked_fill_(ignored, 0);
-  out.loss = (out.nll * weight).sum();
+  // An ignored row has nll 0, whatever its weight.
+  out.loss = (out.nll * weight.masked_fill(targets.eq(kIgnored), 0)).sum();
   return out;
 }
 
@@ -226,18 +222,35 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
       "linear_cross_entropy_fwd(Tensor x, Tensor head, Tensor targets, Tensor weights, bool want_x, bool "
       "want_head) -> "
       "(Tensor loss, Tensor nll, Tensor d_x, Tensor d_head)");
+  m.def(
+      "softmax_loss_fwd(Tensor logits, Tensor targets, Tensor weights, bool gradient, ScalarType type) -> "
+      "(Tensor nll, Tensor d_logits)");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear_cross_entropy", cross_entropy_composite);
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
   m.impl("linear_cross_entropy_fwd", fwd_losses);
+  m.impl("softmax_loss_fwd", softmax_loss_composition);
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("linear_cross_entropy_fwd", fwd_meta);
+  m.impl("softmax_loss_fwd", row_losses_meta);
 }
 
 }  // namespace
+
+RowLosses softmax_loss_composition(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                   bool gradient, at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  const Tensor ignored = targets.lt(0), index = targets.masked_fill(ignored, 0).unsqueeze(1);
+  Tensor logp = at::log_softmax(logits, -1);
+  const Tensor nll = logp.gather(1, index).squeeze(1).neg_().masked_fill_(ignored, 0);
+  if (!gradient) return {nll, Tensor()};
+  logp.exp_().scatter_add_(1, index, at::full(index.sizes(), -1.0, logp.options()));
+  logp.mul_(weights.to(logp.scalar_type()).masked_fill(ignored, 0).unsqueeze(1));
+  return {nll, logp.to(type)};
+}
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& head, const Tensor& targets,
                                                 const Tensor& weights) {

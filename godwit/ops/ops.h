@@ -29,30 +29,47 @@ std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight,
 // after convolution and SiLU, not normalised: the op applies the L2 norm (eps 1e-6 on the sum of squares) and
 // K^-1/2 on q. z [T, H, K] gate logits before dt_bias, A_log [H] fp32, dt_bias [H, K] fp32, b [T, H] beta
 // logits (beta = sigmoid(b)). Log-decay g = gate_bound * sigmoid(exp(A_log) * (z + dt_bias)) if gate_bound <
-// 0, else -exp(A_log) * softplus(z + dt_bias). initial_state [N, H, K, V] fp32 or none = zeros. Returns o [T,
-// H, V] in v's dtype and final_state [N, H, K, V] fp32.
+// 0, else -exp(A_log) * softplus(z + dt_bias). initial_state [N, H, K, V] fp32 or bf16, or none = zeros.
+// Returns o [T, H, V] in v's dtype and final_state [N, H, K, V] in initial_state's, fp32 without one.
 std::tuple<Tensor, Tensor> kda_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
                                      const Tensor& A_log, const Tensor& dt_bias, const Tensor& b,
                                      double gate_bound, const std::optional<Tensor>& initial_state,
                                      const Tensor& cu_seqlens);
 
-// The same recurrence, one token for each of N = T sequences. `state` [N, H, K, V] fp32 is updated in place.
-// With `slots` (int64 [N] on the CPU, distinct where not negative) state is [S, H, K, V] and row n uses
-// state[slots[n]]; a negative slot reads zeros and writes nothing. No gradient.
+// kda_chunk without gradient, and the states [P, H, K, V] after the tokens before `at`, int64 [P] on the CPU,
+// strictly increasing offsets into the packed tokens (1 to T; cu_seqlens[n+1] is sequence n's final state).
+// On Hopper they cost their writes where each is a multiple of 16 tokens from the start of its sequence, or
+// its end.
+std::tuple<Tensor, Tensor, Tensor> kda_chunk_states(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                    const Tensor& z, const Tensor& A_log,
+                                                    const Tensor& dt_bias, const Tensor& b, double gate_bound,
+                                                    const std::optional<Tensor>& initial_state,
+                                                    const Tensor& cu_seqlens, const Tensor& at);
+
+// The same recurrence, one token for each of N = T sequences. `state` [N, H, K, V] fp32 or bf16 is updated in
+// place. With `slots` (int64 [N] on the CPU, distinct where not negative) state is [S, H, K, V] and row n
+// uses state[slots[n]]; a negative slot reads zeros and writes nothing. No gradient.
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
                 const Tensor& dt_bias, const Tensor& b, double gate_bound, Tensor& state,
                 const std::optional<Tensor>& slots = std::nullopt);
 
-// One token of a whole KDA layer for each of N sequences, between its projections: short convolutions,
-// kda_step, rms_norm_gated, as one kernel where there is one. All states are updated in place. No gradient.
+// The next M = `tokens` tokens of a whole KDA layer for each of N sequences, between its projections: short
+// convolutions, kda_step, rms_norm_gated, as one kernel where there is one. All states are updated in place,
+// no gradient. With `slots` the states have S rows and sequence n owns row slots[n]; a negative slot reads
+// and writes no state and its outputs are zero. `keep` says after how many of the M tokens a sequence's
+// states are stored, 0: not at all; default all. A verifier of drafts computes all M outputs with keep = 0,
+// and runs again with what it accepted. slots (distinct where not negative) and keep are on the device of the
+// tokens, so that a captured graph can be replayed with others.
 struct KdaDecodeArgs {
-  Tensor q, k, v, z, gate;        // [N, H*K] projections, before convolution
-  Tensor b;                       // [N, H]
+  Tensor q, k, v, z, gate;        // [N*M, H*K] projections, before convolution; row n * M + m
+  Tensor b;                       // [N*M, H]
   Tensor q_conv, k_conv, v_conv;  // [H*K, W]
   Tensor A_log, dt_bias, o_norm;  // [H], [H, K], [K]
   double gate_bound = 0, norm_eps = 0;
-  Tensor conv_q, conv_k, conv_v;  // [N, H*K, W-1]
-  Tensor state;                   // [N, H, K, K] fp32
+  Tensor conv_q, conv_k, conv_v;      // [S, H*K, W-1]
+  Tensor state;                       // [S, H, K, K] fp32 or bf16
+  std::optional<Tensor> slots, keep;  // int32 [N]; without slots S = N
+  int64_t tokens = 1;
 };
 Tensor kda_decode(const KdaDecodeArgs& args);
 

@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <string>
+
 #include "godwit/kernels/qb_histogram.h"
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
@@ -29,7 +31,6 @@ void check_arguments(const Tensor& scores, const Tensor& cutoff, double range_mi
 
 void histogram_cpu(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
                    Tensor& counts) {
-  check_arguments(scores, cutoff, range_min, range_max, counts);
   if (scores.scalar_type() == at::kDouble || !counts.is_contiguous()) {
     return ref::qb_histogram(scores, cutoff, range_min, range_max, counts);
   }
@@ -46,29 +47,36 @@ void histogram_cpu(const Tensor& scores, const Tensor& cutoff, double range_min,
 
 void histogram_other(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
                      Tensor& counts) {
-  check_arguments(scores, cutoff, range_min, range_max, counts);
   ref::qb_histogram(scores, cutoff, range_min, range_max, counts);
 }
 
-void histogram_meta(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
-                    Tensor& counts) {
+void histogram_meta(const Tensor& /*scores*/, const Tensor& /*cutoff*/, double /*range_min*/,
+                    double /*range_max*/, Tensor& /*counts*/) {}
+
+void histogram_checked(const Tensor& scores, const Tensor& cutoff, double range_min, double range_max,
+                       Tensor& counts) {
   check_arguments(scores, cutoff, range_min, range_max, counts);
+  static const auto op = typed_op<decltype(histogram_cpu)>("godwit::qb_histogram_fwd");
+  op.call(scores, cutoff, range_min, range_max, counts);
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
-  m.def(
-      "qb_histogram(Tensor scores, Tensor cutoff, float range_min, float range_max, Tensor(a!) counts) -> "
-      "()");
+  for (const char* name : {"qb_histogram", "qb_histogram_fwd"}) {
+    m.def((std::string(name) +
+           "(Tensor scores, Tensor cutoff, float range_min, float range_max, Tensor(a!) counts) -> ()")
+              .c_str());
+  }
 }
 // Below autograd: nothing here has a gradient.
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
-  m.impl("qb_histogram", histogram_other);
+  m.impl("qb_histogram", histogram_checked);
+  m.impl("qb_histogram_fwd", histogram_other);
 }
 TORCH_LIBRARY_IMPL(godwit, CPU, m) {
-  m.impl("qb_histogram", histogram_cpu);
+  m.impl("qb_histogram_fwd", histogram_cpu);
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
-  m.impl("qb_histogram", histogram_meta);
+  m.impl("qb_histogram_fwd", histogram_meta);
 }
 
 }  // namespace

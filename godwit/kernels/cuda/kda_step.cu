@@ -2,10 +2,10 @@
 //   conv + SiLU:  x = silu(sum_j w_j [c_0 c_1 c_2 x_new]_j)   for q, k, v, rounded to bf16 as the prefill's
 //   recurrence:   S' = diag(a) S,  e = v - S'^T k,  S = S' + beta k e^T,  o = S^T q = S'^T q + beta (k . q) e
 //   output:       y = o rsqrt(mean o^2 + eps) w_norm sigmoid(gate)
-// The state, 64 KiB of fp32 read and written once, is all that costs: its loads are issued first, 64
-// registers a thread, and everything else happens while they fly. S'^T k and S'^T q are summed in the same
-// pass, so one exchange between warps is enough. Layout: warp w holds rows k = 16 w ... 16 w + 15, lane l the
-// columns v = 4 l ... 4 l + 3.
+// The state, 64 KiB of fp32 (or half of that in bf16) read and written once, is all that costs: its loads are
+// issued first, 64 registers a thread, and everything else happens while they fly. S'^T k and S'^T q are
+// summed in the same pass, so one exchange between warps is enough. Layout: warp w holds rows k = 16 w ... 16
+// w + 15, lane l the columns v = 4 l ... 4 l + 3.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -136,7 +136,27 @@ __device__ __forceinline__ void step(const KdaStepParams& p, StepShared& shared,
     write_output(p, (token * p.H + head) * kWidth, add_scaled(rq * by_q, beta * kq, error), lane);
 }
 
-template <bool kMany>
+// Four values of a state row, fp32 or bf16.
+template <bool kHalf>
+__device__ __forceinline__ float4 load_four(const void* state, int64_t at) {
+  if constexpr (!kHalf) return __ldcs(static_cast<const float4*>(state) + at);
+  const uint2 raw = __ldcs(static_cast<const uint2*>(state) + at);
+  const float2 a = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+               b = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+  return make_float4(a.x, a.y, b.x, b.y);
+}
+template <bool kHalf>
+__device__ __forceinline__ void store_four(void* state, int64_t at, float4 x) {
+  if constexpr (!kHalf) {
+    __stcs(static_cast<float4*>(state) + at, x);
+  } else {
+    const __nv_bfloat162 a = __floats2bfloat162_rn(x.x, x.y), b = __floats2bfloat162_rn(x.z, x.w);
+    __stcs(static_cast<uint2*>(state) + at,
+           make_uint2(reinterpret_cast<const uint32_t&>(a), reinterpret_cast<const uint32_t&>(b)));
+  }
+}
+
+template <bool kMany, bool kHalf>
 __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ KdaStepParams p) {
   __shared__ StepShared shared;
   const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
@@ -150,11 +170,10 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
   }
   constexpr int64_t kState = kWidth * kWidth;
   const int64_t stride = p.state_stride ? p.state_stride : p.H * kState;
-  float4* state =
-      reinterpret_cast<float4*>(p.state + slot * stride + head * kState) + warp * kRows * 32 + lane;
+  const int64_t state = (slot * stride + head * kState) / 4 + warp * kRows * 32 + lane;  // in fours
   float4 s[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) s[i] = __ldcs(state + i * 32);
+  for (int i = 0; i < kRows; ++i) s[i] = load_four<kHalf>(p.state, state + i * 32);
   // Thread t has channel t % 128 of q (t < 128) or k, and besides of v (t < 128) or of the decay.
   const int c = thread & (kWidth - 1);
   Channel one = open_channel(p, slot, thread >> 7, head * kWidth + c), two;
@@ -169,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
     step(p, shared, s, first + m, head, warp, lane);
     if (m + 1 != keep) continue;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) __stcs(state + i * 32, s[i]);
+    for (int i = 0; i < kRows; ++i) store_four<kHalf>(p.state, state + i * 32, s[i]);
     keep_channel(p, one, slot);
     if (thread < kWidth) keep_channel(p, two, slot);
   }
@@ -179,7 +198,9 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
 
 int kda_step(const KdaStepParams& p) {
   if (p.B == 0 || p.H == 0 || p.tokens == 0) return cudaSuccess;
-  const auto kernel = p.tokens == 1 ? step_kernel<false> : step_kernel<true>;
+  const auto one = p.state_bf16 ? step_kernel<false, true> : step_kernel<false, false>;
+  const auto many = p.state_bf16 ? step_kernel<true, true> : step_kernel<true, false>;
+  const auto kernel = p.tokens == 1 ? one : many;
   kernel<<<dim3(p.H, p.B), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
 }

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <iterator>
 
+#include "godwit/kernels/kda_heuristic.h"
 #include "godwit/kernels/kda_params.h"
 #include "godwit/ops/cuda/launch.h"
+#include "godwit/ops/kda_chunk_states.h"
 #include "godwit/ops/kda_decode.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/kda_ref.h"
@@ -75,6 +77,24 @@ struct Inputs {
   }
 };
 
+// The launch of a forward; with checkpoint_slot, states go to checkpoints.
+std::tuple<Tensor, Tensor> launch_forward(const Inputs& in, const Tensor& checkpoint_slot,
+                                          const Tensor& checkpoints) {
+  const Tensor o = at::empty(in.v.sizes(), in.v.options());
+  const Tensor final_state =
+      at::empty({in.raw.N, in.q.size(1), kWidth, kWidth}, in.v.options().dtype(at::kFloat));
+  const Tensor space = cuda::workspace(gpu::kda_chunk_fwd_workspace_bytes(in.raw), in.q.device());
+  cuda::check_launch("kda_chunk",
+                     gpu::kda_chunk_fwd({.in = in.raw,
+                                         .o = cuda::pointer(o),
+                                         .final_state = cuda::pointer_as<float>(final_state),
+                                         .checkpoint_slot = cuda::pointer_as<int32_t>(checkpoint_slot),
+                                         .checkpoints = cuda::pointer_as<float>(checkpoints),
+                                         .workspace = cuda::pointer(space),
+                                         .stream = c10::cuda::getCurrentCUDAStream()}));
+  return {o, final_state};
+}
+
 std::tuple<Tensor, Tensor, std::vector<Tensor>> forward_cuda(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z, const Tensor& A_log,
     const Tensor& dt_bias, const Tensor& b, double gate_bound, const optional<Tensor>& initial_state,
@@ -86,16 +106,42 @@ std::tuple<Tensor, Tensor, std::vector<Tensor>> forward_cuda(
     auto [o, final_state] = ref::kda_chunk_ref(args);
     return {o, final_state, {}};
   }
-  const Inputs in(args);
-  const Tensor o = at::empty(v.sizes(), v.options());
-  const Tensor final_state = at::empty({in.raw.N, q.size(1), kWidth, kWidth}, v.options().dtype(at::kFloat));
-  const Tensor space = cuda::workspace(gpu::kda_chunk_fwd_workspace_bytes(in.raw), q.device());
-  cuda::check_launch("kda_chunk", gpu::kda_chunk_fwd({.in = in.raw,
-                                                      .o = cuda::pointer(o),
-                                                      .final_state = cuda::pointer_as<float>(final_state),
-                                                      .workspace = cuda::pointer(space),
-                                                      .stream = c10::cuda::getCurrentCUDAStream()}));
+  auto [o, final_state] = launch_forward(Inputs(args), Tensor(), Tensor());
   return {o, final_state, {}};
+}
+
+// Which row of the states each chunk of 16 tokens writes (kda_params.h), on the CPU; undefined if a boundary
+// is neither a chunk's end nor a sequence's.
+Tensor checkpoint_slots(const Tensor& cu_seqlens, const Tensor& at) {
+  const auto* cu = cu_seqlens.const_data_ptr<int64_t>();
+  const auto* place = at.const_data_ptr<int64_t>();
+  const int64_t N = cu_seqlens.numel() - 1;
+  Tensor slots = at::full({gpu::kda_unit_count(cu[N], N, gpu::kKdaChunk)}, -1, at::kInt);
+  auto* slot = slots.mutable_data_ptr<int32_t>();
+  int64_t n = 0;
+  for (int64_t i = 0; i < at.numel(); ++i) {
+    while (cu[n + 1] < place[i]) ++n;
+    const int64_t length = place[i] - cu[n];
+    if (length % gpu::kKdaChunk != 0 && place[i] != cu[n + 1]) return Tensor();
+    slot[gpu::kda_first_unit(cu[n], n, gpu::kKdaChunk) + (length - 1) / gpu::kKdaChunk] =
+        static_cast<int32_t>(i);
+  }
+  return slots;
+}
+
+KdaChunkStatesResult chunk_states_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& z,
+                                       const Tensor& A_log, const Tensor& dt_bias, const Tensor& b,
+                                       double gate_bound, const optional<Tensor>& initial_state,
+                                       const Tensor& cu_seqlens, const Tensor& at) {
+  const at::NoGradGuard no_grad;
+  const KdaArgs args{q, k, v, z, A_log, dt_bias, b, gate_bound, initial_state, cu_seqlens};
+  const c10::cuda::CUDAGuard guard(q.device());
+  const Tensor slots = has_kernels(args) ? checkpoint_slots(cu_seqlens, at) : Tensor();
+  if (!slots.defined()) return kda_chunk_states_composition(args, at);
+  const Tensor states = at::empty({at.numel(), q.size(1), kWidth, kWidth}, v.options().dtype(at::kFloat));
+  const auto [o, final_state] =
+      launch_forward(Inputs(args), at.numel() > 0 ? cuda::to_device(slots, q.device()) : Tensor(), states);
+  return {o, final_state, states};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(
@@ -160,8 +206,9 @@ Tensor step_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                                     .A_log = cuda::pointer_as<float>(A),
                                     .dt_bias = cuda::pointer_as<float>(dt),
                                     .slot = cuda::pointer_as<int32_t>(slot),
-                                    .state = cuda::pointer_as<float>(held),
+                                    .state = cuda::pointer(held),
                                     .state_stride = held.stride(0),
+                                    .state_bf16 = is_bf16(held),
                                     .y = cuda::pointer(o),
                                     .B = static_cast<int>(q.size(0)),
                                     .H = static_cast<int>(q.size(1)),
@@ -174,16 +221,16 @@ Tensor step_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 
 bool decode_has_kernel(const KdaDecodeArgs& a) {
   const Tensor* bf16[] = {&a.q, &a.k, &a.v, &a.z, &a.gate, &a.conv_q, &a.conv_k, &a.conv_v};
-  const Tensor* fp32[] = {&a.q_conv, &a.k_conv, &a.v_conv, &a.A_log, &a.dt_bias, &a.o_norm, &a.state};
+  const Tensor* fp32[] = {&a.q_conv, &a.k_conv, &a.v_conv, &a.A_log, &a.dt_bias, &a.o_norm};
   const auto is_fp32 = [](const Tensor& x) { return x.scalar_type() == at::kFloat; };
   const bool types =
       std::all_of(std::begin(bf16), std::end(bf16), [](const Tensor* x) { return is_bf16(*x); }) &&
       std::all_of(std::begin(fp32), std::end(fp32), [&](const Tensor* x) { return is_fp32(*x); }) &&
-      (is_bf16(a.b) || is_fp32(a.b));
+      (is_bf16(a.b) || is_fp32(a.b)) && (is_bf16(a.state) || is_fp32(a.state));
   const bool in_place = a.conv_q.is_contiguous() && a.conv_k.is_contiguous() && a.conv_v.is_contiguous() &&
                         a.state.is_contiguous() && cuda::aligned(a.state);
   return types && in_place && a.state.size(2) == kWidth && a.q_conv.size(1) == 4 &&
-         a.state.size(0) <= kMaxGrid && a.gate_bound >= -5.0 && cuda::is_hopper(a.q.device());
+         a.q.size(0) / a.tokens <= kMaxGrid && a.gate_bound >= -5.0 && cuda::is_hopper(a.q.device());
 }
 
 Tensor decode_cuda(const KdaDecodeArgs& a) {
@@ -194,7 +241,9 @@ Tensor decode_cuda(const KdaDecodeArgs& a) {
   const Tensor q = cuda::dense(a.q), k = cuda::dense(a.k), v = cuda::dense(a.v), z = cuda::dense(a.z),
                gate = cuda::dense(a.gate), b = cuda::dense(a.b), wq = cuda::dense(a.q_conv),
                wk = cuda::dense(a.k_conv), wv = cuda::dense(a.v_conv), A = cuda::dense(a.A_log),
-               dt = cuda::dense(a.dt_bias), norm = cuda::dense(a.o_norm);
+               dt = cuda::dense(a.dt_bias), norm = cuda::dense(a.o_norm),
+               slots = a.slots.has_value() ? a.slots->contiguous() : Tensor(),
+               keep = a.keep.has_value() ? a.keep->contiguous() : Tensor();
   const Tensor y = at::empty(q.sizes(), q.options());
   const auto fp32 = [](const Tensor& x) { return cuda::pointer_as<float>(x); };
   cuda::check_launch("kda_decode",
@@ -207,13 +256,17 @@ Tensor decode_cuda(const KdaDecodeArgs& a) {
                                     .A_log = fp32(A),
                                     .dt_bias = fp32(dt),
                                     .norm_weight = fp32(norm),
+                                    .slot = cuda::pointer_as<int32_t>(slots),
+                                    .keep = cuda::pointer_as<int32_t>(keep),
                                     .conv_state = {cuda::pointer(a.conv_q), cuda::pointer(a.conv_k),
                                                    cuda::pointer(a.conv_v)},
                                     .conv_stride = width * 3,
-                                    .state = fp32(a.state),
+                                    .state = cuda::pointer(a.state),
+                                    .state_bf16 = is_bf16(a.state),
                                     .y = cuda::pointer(y),
-                                    .B = static_cast<int>(a.state.size(0)),
+                                    .B = static_cast<int>(q.size(0) / a.tokens),
                                     .H = static_cast<int>(a.state.size(1)),
+                                    .tokens = static_cast<int>(a.tokens),
                                     .b_fp32 = !is_bf16(b),
                                     .gate_bound = kernel_bound(a.gate_bound),
                                     .norm_eps = static_cast<float>(a.norm_eps),
@@ -226,6 +279,7 @@ Tensor decode_cuda(const KdaDecodeArgs& a) {
 TORCH_LIBRARY_IMPL(godwit, CUDA, m) {
   m.impl("kda_chunk_fwd", forward_cuda);
   m.impl("kda_chunk_bwd", backward_cuda);
+  m.impl("kda_chunk_states_fwd", chunk_states_cuda);
   m.impl("kda_step_fwd", step_cuda);
   m.impl("kda_decode_fwd", kda_decode_unpacked<decode_cuda>);
 }

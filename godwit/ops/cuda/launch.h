@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "godwit/kernels/layer_gpu.h"
+
 namespace godwit::ops::cuda {
 
 // Whether vector loads and bulk copies, which want 16 bytes, may start at its first element.
@@ -25,6 +27,17 @@ inline void* pointer(const at::Tensor& x) {
 template <class T>
 T* pointer_as(const at::Tensor& x) {
   return static_cast<T*>(pointer(x));
+}
+
+// A parameter vector as the kernels take it.
+inline bool is_weight(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+}
+inline kernels::cuda::WeightVector weight_vector(const at::Tensor& x) {
+  return {pointer(x), x.scalar_type() == at::kBFloat16};
+}
+inline kernels::cuda::WeightGradient weight_gradient(const at::Tensor& x) {
+  return {pointer(x), x.scalar_type() == at::kBFloat16};
 }
 
 // The kernels are compiled for Hopper only.

@@ -70,15 +70,14 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     mma_bf16(x[1], d, b[2], b[3]);
     pack_rows(r, x[0], x[1]);
     ldmatrix_x4_trans(b, block + Block::kR + trans_at);
-    float dx[2][4] = {};
-    mma_bf16(dx[0], r, b[0], b[1]);
-    mma_bf16(dx[1], r, b[2], b[3]);
+    mma_bf16(x[0], r, b[0], b[1]);  // R - I: the diagonal stays fp32
+    mma_bf16(x[1], r, b[2], b[3]);
     const LaneBeta beta(shared.block[st], lane);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dx[j][i] *= beta.at(j, i & 1);
-    pack_rows(r, dx[0], dx[1]);
+      for (int i = 0; i < 4; ++i) x[j][i] *= beta.at(j, i & 1);
+    pack_rows(r, x[0], x[1]);
     const uint32_t minus[4] = {r[0] ^ 0x80008000u, r[1] ^ 0x80008000u, r[2] ^ 0x80008000u,
                                r[3] ^ 0x80008000u};
     pin(s);

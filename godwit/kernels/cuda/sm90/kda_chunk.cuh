@@ -22,8 +22,9 @@ constexpr float kQueryScale = 0.08838834764831845f;  // 128^-1/2
 constexpr float kNormEps = 1e-6f;
 
 // Byte offsets in a block. Kd, Qd, Kr are bf16 [16][128] in two panels of 64 columns, as wgmma wants them; Kd
-// and Qd share their panels so that one product serves both. R and M are bf16 [16][16]; R has ones on its
-// diagonal, exactly, and beta stays fp32: folded into R it would cost one more rounding. The decay is fp32:
+// and Qd share their panels so that one product serves both. R - I and M are bf16 [16][16]: the
+// diagonal of R is one, so that factor of a product with R stays fp32 (the accumulator starts from it), as
+// does beta: folded into R it would cost one more rounding. The decay is fp32:
 // channels 8 j + 2 t and 8 j + 2 t + 1 stand at t * kDecayRow + 8 j, so that a lane (t = lane % 4) reads its
 // 32 channels in 16-byte pieces.
 struct Block {

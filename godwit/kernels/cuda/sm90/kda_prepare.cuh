@@ -86,7 +86,7 @@ __device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scra
   }
 }
 
-// R = (I + L)^-1 and beta, warp 0.
+// R - I, R = (I + L)^-1, and beta, warp 0.
 __device__ __forceinline__ void write_inverse(uint8_t* block, const PrepareScratch& scratch, int lane) {
   if (lane >= kChunk) return;
   float x[kChunk];
@@ -94,7 +94,7 @@ __device__ __forceinline__ void write_inverse(uint8_t* block, const PrepareScrat
 #pragma unroll
   for (int i = 0; i < kChunk; ++i)
     *reinterpret_cast<__nv_bfloat16*>(block + Block::kR + narrow_offset(i, lane >> 3) + (lane & 7) * 2) =
-        __float2bfloat16(x[i]);
+        __float2bfloat16(i == lane ? 0.f : x[i]);
   reinterpret_cast<float*>(block + Block::kBeta)[lane] = scratch.group.beta[lane];
 }
 

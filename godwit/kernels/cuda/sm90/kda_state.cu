@@ -3,7 +3,7 @@
 // warp: 16 of them). Every product is arranged so that one step's accumulator is the next step's operand;
 // nothing crosses warpgroups and no barrier is needed:
 //   [X^T | O^T] = S^T [Kd^T | Qd^T]   wgmma, 8 of m64n32k16      S^T = S^T diag(decay)     meanwhile
-//   U^T = (diag(beta) (V - X))^T R^T  mma.sync
+//   U^T = (diag(beta) (V - X))^T R^T  mma.sync, the diagonal of R in fp32
 //   S^T += U^T Kr                     wgmma, m64n128k16           O^T += U^T M^T, stored    meanwhile
 // Warp 0 keeps the next operand blocks coming with bulk copies, each warp its own slice of V with cp.async (a
 // producer warp would cost registers: they are given out to four warps at a time). Modes:
@@ -43,14 +43,15 @@ __device__ __forceinline__ void enter(float (&s)[16][4], const KdaStateArgs& a, 
     }
 }
 
-// The fragment of (diag(beta) (V - X))^T.
-__device__ __forceinline__ void residual(uint32_t (&r)[4], const float (&x0)[4], const float (&x1)[4],
+// (diag(beta) (V - X))^T.
+__device__ __forceinline__ void residual(float (&u)[2][4], const float (&x0)[4], const float (&x1)[4],
                                          const uint32_t (&v)[4], const LaneBeta& beta) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* x = i < 2 ? x0 : x1;
-    r[i] = pack_bf16(beta.at(i >> 1, 0) * (low_bf16(v[i]) - x[2 * (i & 1)]),
-                     beta.at(i >> 1, 1) * (high_bf16(v[i]) - x[2 * (i & 1) + 1]));
+    float* to = u[i >> 1] + 2 * (i & 1);
+    to[0] = beta.at(i >> 1, 0) * (low_bf16(v[i]) - x[2 * (i & 1)]);
+    to[1] = beta.at(i >> 1, 1) * (high_bf16(v[i]) - x[2 * (i & 1) + 1]);
   }
 }
 
@@ -149,8 +150,9 @@ __global__ void __launch_bounds__(kGroups * 128, kPerSm)
     scale_state(s, shared.block[st] + Block::kDecay + (lane & 3) * Block::kDecayRow);
     wgmma_wait<0>();
     pin(x);
-    residual(r, x[0], x[1], v, LaneBeta(shared.block[st], lane));
-    float u[2][4] = {};
+    float u[2][4];
+    residual(u, x[0], x[1], v, LaneBeta(shared.block[st], lane));
+    pack_rows(r, u[0], u[1]);
     mma_bf16(u[0], r, b[0], b[1]);
     mma_bf16(u[1], r, b[2], b[3]);
     pack_rows(r, u[0], u[1]);
