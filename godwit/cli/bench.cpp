@@ -37,7 +37,9 @@ int run_bench_kda(const BenchKdaArgs& args) {
         args.sequences);
   const bench::KdaTimingCase c{
       .tokens = args.tokens, .heads = args.heads, .sequences = args.sequences, .device = device};
-  const bench::KdaTimes t = bench::time_kda(c, args.repeats, /*with_recurrence=*/args.sequences == 1);
+  // Token by token on a GPU is a matter of launches, and of many seconds.
+  const bool recurrence = args.sequences == 1 && device.is_cpu();
+  const bench::KdaTimes t = bench::time_kda(c, args.repeats, recurrence);
   const bench::KdaTimingCase step_case{.heads = args.heads, .sequences = 32, .device = device};
   const double step = bench::time_kda_step(step_case, args.repeats);
   const double rows = static_cast<double>(args.tokens * args.heads);

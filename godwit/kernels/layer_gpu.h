@@ -30,12 +30,12 @@ struct MixParams {
   int sources = 0;
   int64_t tokens = 0;
   int width = 0;
-  WeightVector norm_weight, query;  // [D]
+  WeightVector norm_weight = {}, query = {};  // [D]
   float eps = 0;
   void* out = nullptr;                    // forward: [T, D]
   const void* d_out = nullptr;            // backward
   void* d_v[kMixMaxSources] = {};         // backward
-  WeightGradient d_norm_weight, d_query;  // backward: [D]
+  WeightGradient d_norm_weight = {}, d_query = {};  // backward: [D]
   void* workspace = nullptr;              // backward
   CUstream_st* stream = nullptr;
 };
@@ -63,7 +63,7 @@ constexpr int kNormMaxWidth = 8192;
 struct NormParams {
   const void* x = nullptr;
   const void* gate = nullptr;  // optional
-  WeightVector weight;
+  WeightVector weight = {};
   int64_t rows = 0;
   int width = 0;
   int64_t x_stride = 0;  // elements between rows of x; 0 = dense
@@ -72,7 +72,7 @@ struct NormParams {
   const void* dy = nullptr;  // backward
   void* dx = nullptr;
   void* dgate = nullptr;  // goes with gate
-  WeightGradient dweight;
+  WeightGradient dweight = {};
   void* workspace = nullptr;  // backward
   CUstream_st* stream = nullptr;
 };

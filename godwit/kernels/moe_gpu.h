@@ -39,7 +39,7 @@ struct RouterParams {
   float* scores = nullptr;    // [T, E], optional
   float* cutoff = nullptr;    // [T]
   bool wants_plan = false;
-  MoePlanArrays plan;
+  MoePlanArrays plan = {};
   void* workspace = nullptr;  // for the plan
   CUstream_st* stream = nullptr;
 };
@@ -66,7 +66,7 @@ struct MoePlanParams {
   int64_t tokens = 0;
   int experts = 0;
   int k = 0;
-  MoePlanArrays plan;
+  MoePlanArrays plan = {};
   void* workspace = nullptr;
   CUstream_st* stream = nullptr;
 };

@@ -162,6 +162,43 @@ TEST_F(KdaCuda, StepOnSlots) {
   }
 }
 
+// The fused layer step against its composition on the CPU: drafts, slots, states in fp32 and bf16.
+TEST_F(KdaCuda, DecodeOnSlots) {
+  const at::NoGradGuard no_grad;
+  const int64_t H = 3, K = 128, C = H * K, S = 5, N = 4;
+  for (const auto& [tokens, type] :
+       {std::pair(1, at::kFloat), std::pair(1, at::kBFloat16), std::pair(3, at::kFloat)}) {
+    const auto half = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); };
+    ops::KdaDecodeArgs a;
+    for (Tensor* t : {&a.q, &a.k, &a.v, &a.z, &a.gate}) *t = half({N * tokens, C});
+    a.b = half({N * tokens, H});
+    for (Tensor* t : {&a.q_conv, &a.k_conv, &a.v_conv}) *t = at::randn({C, 4}) * 0.5;
+    a.A_log = at::randn({H}) * 0.3, a.dt_bias = at::randn({H, K}), a.o_norm = at::randn({K}) * 0.1 + 1;
+    a.gate_bound = -5.0, a.norm_eps = 1e-5, a.tokens = tokens;
+    for (Tensor* t : {&a.conv_q, &a.conv_k, &a.conv_v}) *t = half({S, C, 3});
+    a.state = (at::randn({S, H, K, K}) * 0.3).to(type);
+    a.slots = at::tensor({3, -1, 0, 4}, at::kInt);
+    if (tokens > 1) a.keep = at::tensor({2, 1, 0, 3}, at::kInt);
+    ops::KdaDecodeArgs gpu = a;
+    for (Tensor* t :
+         {&gpu.q, &gpu.k, &gpu.v, &gpu.z, &gpu.gate, &gpu.b, &gpu.q_conv, &gpu.k_conv, &gpu.v_conv,
+          &gpu.A_log, &gpu.dt_bias, &gpu.o_norm, &gpu.conv_q, &gpu.conv_k, &gpu.conv_v, &gpu.state})
+      *t = t->to(at::kCUDA);
+    gpu.slots = a.slots->to(at::kCUDA);
+    if (a.keep.has_value()) gpu.keep = a.keep->to(at::kCUDA);
+    const auto compare = [&](const Tensor& y) {
+      EXPECT_TRUE(close_norm(y, ops::kda_decode(a), kBf16Chain)) << tokens;
+      EXPECT_TRUE(close_norm(gpu.state, a.state, type == at::kFloat ? 1e-3 : 3e-3))
+          << tokens;  // of q, k, v in bf16
+      EXPECT_TRUE(bit_equal(gpu.conv_v.cpu(), a.conv_v));
+    };
+    compare(ops::kda_decode(gpu));
+    a.slots = at::tensor({-1, 2, 4, 1}, at::kInt);
+    gpu.slots = a.slots->to(at::kCUDA);
+    compare(ops::kda_decode(gpu));
+  }
+}
+
 TEST_F(KdaCuda, ShortConvMatchesReference) {
   for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{0, 5, 0, 1, 2, 257, 3, 0}, {64}, {0}}) {
     for (const bool with_state : {false, true}) {

@@ -2,6 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <optional>
+#include <vector>
+
 #include "godwit/ops/ops.h"
 #include "tests/support/compare.h"
 
@@ -50,6 +54,60 @@ TEST(KdaDecode, EqualsTheOpsOneByOne) {
   EXPECT_TRUE(bit_equal(a.conv_v, conv[2]));
 }
 
+// Several tokens on slots of a larger pool: each sequence's outputs are those of its tokens one by one, its
+// states those after `keep` of them; what has no slot, or is not kept, does not change.
+TEST(KdaDecode, ManyTokensOnSlots) {
+  const at::NoGradGuard no_grad;
+  const int64_t H = 2, K = 16, tokens = 3, S = 6;
+  const std::vector<int32_t> slots = {4, -1, 0, 2}, keep = {3, 2, 0, 1};
+  const auto N = static_cast<int64_t>(slots.size());
+  ops::KdaDecodeArgs a = random_step(S, H, K);
+  const ops::KdaDecodeArgs fresh = random_step(N * tokens, H, K);
+  a.q = fresh.q, a.k = fresh.k, a.v = fresh.v, a.z = fresh.z, a.gate = fresh.gate, a.b = fresh.b;
+  a.slots = at::tensor(slots, at::kInt), a.keep = at::tensor(keep, at::kInt), a.tokens = tokens;
+  for (Tensor* t : {&a.conv_q, &a.conv_k, &a.conv_v, &a.state}) t->select(0, 5).fill_(NAN);  // nobody's
+  ops::KdaDecodeArgs before = a;
+  for (Tensor* t : {&before.conv_q, &before.conv_k, &before.conv_v, &before.state}) *t = t->clone();
+  const Tensor y = ops::kda_decode(a);
+  for (int64_t n = 0; n < N; ++n) {
+    if (slots[n] < 0) {
+      EXPECT_TRUE(bit_equal(y.narrow(0, n * tokens, tokens), at::zeros({tokens, H * K})));
+      continue;
+    }
+    ops::KdaDecodeArgs one = before;
+    for (Tensor* t : {&one.conv_q, &one.conv_k, &one.conv_v, &one.state})
+      *t = t->narrow(0, slots[n], 1).clone();
+    one.slots = one.keep = std::nullopt, one.tokens = 1;
+    for (int64_t m = 0; m < tokens; ++m) {
+      const auto row = [&](const Tensor& x) { return x.narrow(0, n * tokens + m, 1); };
+      one.q = row(a.q), one.k = row(a.k), one.v = row(a.v), one.z = row(a.z), one.gate = row(a.gate);
+      one.b = row(a.b);
+      EXPECT_TRUE(bit_equal(ops::kda_decode(one), row(y))) << "sequence " << n << " token " << m;
+      if (m + 1 == keep[n]) {
+        EXPECT_TRUE(bit_equal(a.state.narrow(0, slots[n], 1), one.state)) << n;
+        EXPECT_TRUE(bit_equal(a.conv_k.narrow(0, slots[n], 1), one.conv_k)) << n;
+      }
+    }
+  }
+  for (const int64_t row : {0, 1, 3, 5}) {  // kept nothing, or belong to nobody
+    EXPECT_TRUE(bit_equal(a.state[row], before.state[row])) << row;
+    EXPECT_TRUE(bit_equal(a.conv_q[row], before.conv_q[row])) << row;
+  }
+}
+
+// A state kept in bf16 is the fp32 one, rounded after each call.
+TEST(KdaDecode, StateInBf16) {
+  const at::NoGradGuard no_grad;
+  ops::KdaDecodeArgs a = random_step(3, 2, 16);
+  a.state = a.state.to(at::kBFloat16);
+  ops::KdaDecodeArgs full = a;
+  full.state = a.state.to(at::kFloat);
+  for (Tensor* t : {&full.conv_q, &full.conv_k, &full.conv_v}) *t = t->clone();
+  EXPECT_TRUE(bit_equal(ops::kda_decode(a), ops::kda_decode(full)));
+  EXPECT_TRUE(bit_equal(a.state, full.state.to(at::kBFloat16)));
+  EXPECT_TRUE(bit_equal(a.conv_v, full.conv_v));
+}
+
 TEST(KdaDecode, RefusesWrongArguments) {
   const auto message = [](ops::KdaDecodeArgs a) -> std::string {
     try {
@@ -65,6 +123,9 @@ TEST(KdaDecode, RefusesWrongArguments) {
   a = random_step(2, 1, 8);
   a.conv_k = at::randn({2, 8, 2});
   EXPECT_NE(message(a).find("kda_decode: conv_k"), std::string::npos) << message(a);
+  a = random_step(2, 1, 8);
+  a.slots = at::tensor({1, 1}, at::kInt);
+  EXPECT_NE(message(a).find("kda_decode: slots"), std::string::npos) << message(a);
   a = random_step(2, 1, 8);
   a.state.requires_grad_(true);
   EXPECT_NE(message(a).find("no gradient"), std::string::npos) << message(a);

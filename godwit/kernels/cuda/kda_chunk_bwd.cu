@@ -12,14 +12,18 @@ constexpr size_t align256(size_t n) {
 }
 
 struct Plan {
-  size_t blocks, states, u, dt, A;
-  size_t total() const { return blocks + 2 * states + u + dt + A; }
+  size_t blocks, states, u, dt, A, db;
+  size_t total() const { return blocks + 2 * states + u + dt + A + db; }
 };
 
 Plan plan(const KdaInputs& in) {
   const size_t units = size_t(kda_unit_count(in.T, in.N, kKdaChunk)) * in.H;
-  return {align256(units * sm90::Block::kBytes), align256(units * 128 * 128 * 2),
-          align256(size_t(in.T) * in.H * 128 * 2), align256(units * 128 * 4), align256(units * 4)};
+  return {align256(units * sm90::Block::kBytes),
+          align256(units * 128 * 128 * 2),
+          align256(size_t(in.T) * in.H * 128 * 2),
+          align256(units * 128 * 4),
+          align256(units * 4),
+          align256(units * 128 * 4)};
 }
 
 }  // namespace
@@ -41,6 +45,7 @@ int kda_chunk_bwd(const KdaChunkBwdParams& p) {
   uint8_t* const u = take(sizes.u);
   b.u = u;
   b.dt_part = reinterpret_cast<float*>(take(sizes.dt)), b.A_part = reinterpret_cast<float*>(take(sizes.A));
+  b.db_part = reinterpret_cast<float*>(take(sizes.db));
   b.d_o = p.d_o, b.d_final_state = p.d_final_state;
   b.dq = p.dq, b.dk = p.dk, b.dv = p.dv, b.dz = p.dz, b.db = p.db;
   b.dA_log = p.dA_log, b.d_dt_bias = p.d_dt_bias, b.d_initial_state = p.d_initial_state;

@@ -1,10 +1,11 @@
-// Router and plan in one kernel (moe_gpu.h). A warp takes a row; lane l holds the experts 128 u + 4 l + j as
-// order-preserving integer keys of s + bias. The k+1 best of E:
-//   1. the (k+1)-th largest of the 32 lane maxima bounds the (k+1)-th largest key from below;
-//   2. the keys not below the bound, for unrelated experts about 1.4 (k+1), are gathered one a lane;
-//   3. those are sorted by (key, lower index) across the lanes.
-// Should there be more than 32 of them (equal scores, or the best all in few lanes), the row takes k+1
-// rounds of "largest, lowest index" instead. Either way gives the same.
+// Router and plan in one kernel (moe_gpu.h). A warp takes a row; lane l holds s + bias of the experts
+// 128 u + 4 l + j. The k+1 best of E:
+//   1. the (k+1)-th largest of the 32 lane maxima bounds the (k+1)-th largest value from below;
+//   2. the experts not below the bound, for unrelated ones about 1.4 (k+1), are gathered one a lane, and the
+//      lane computes its expert's score again, for its weight;
+//   3. each lane counts the ones before its own by (value, lower index): that is its place.
+// Should there be more than 32 of them (equal scores, or the best all in few lanes) or too few (NaN, which
+// ranks as -inf), the row takes k+1 rounds of "largest, lowest index" instead. Either way gives the same.
 //
 // The plan is a stable counting sort of the slots by expert. A CTA owns a run of tokens, its warps runs of
 // that run; counts a warp are summed over warps in shared memory, over CTAs by one warp an expert after a
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr uint32_t kAll = 0xffffffffu;
-constexpr uint32_t kLowestKey = 0x007fffffu;  // of -inf; 0 stands for no expert
+constexpr float kTaken = INFINITY;  // no value is: scores are at most 1, biases finite
 constexpr int kMaxGrid = 1024;
 
 struct PlanShared {
@@ -32,98 +33,127 @@ struct PlanShared {
 };
 struct RouteShared {
   alignas(16) float bias[kRouterMaxExperts];
-  uint64_t gathered[kWarps][32];
+  alignas(16) uint64_t order[kWarps][32];
+  uint16_t gathered[kWarps][32];
 };
 struct Shared {
   PlanShared plan;
   RouteShared route;
 };
 
-// e^-x with its argument's rounding made good: the product with log2(e) is carried in two parts.
+// Within 6e-8 |x| (the rounding of x log2(e)) and two units in the last place. NaN stays NaN.
 __device__ __forceinline__ float sigmoid(float x) {
-  constexpr float kLog2e = 1.44269504f, kLog2eRest = 1.92596303e-8f;
-  const float t = -x * kLog2e, rest = fmaf(-x, kLog2e, -t) - x * kLog2eRest;
-  float power;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(t));
-  const float e = fabsf(t) > 126.f ? power : fmaf(power, rest * 0.69314718f, power);
-  return 1.f / (1.f + e);
+  float e, s;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.f + e));
+  return s;
 }
 
+// Orders as the floats do.
 __device__ __forceinline__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x);
-  return x != x ? kLowestKey : bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
-}
-__device__ __forceinline__ float value_of(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+  return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
 }
 
-// Bitonic sort over the lanes, largest first.
-template <class T>
-__device__ __forceinline__ T sort_lanes(T x, int lane) {
+// The lane-th largest of the lanes' values: a bitonic sort.
+__device__ __forceinline__ float sort_lanes(float x, int lane) {
 #pragma unroll
   for (int size = 2; size <= 32; size *= 2)
 #pragma unroll
     for (int step = size / 2; step > 0; step /= 2) {
-      const T other = __shfl_xor_sync(kAll, x, step);
-      const bool wants_larger = ((lane & size) == 0 || size == 32) == ((lane & step) == 0);
-      x = wants_larger == (x > other) ? x : other;
+      const float other = __shfl_xor_sync(kAll, x, step);
+      const bool larger = ((lane & size) == 0 || size == 32) == ((lane & step) == 0);
+      x = larger ? fmaxf(x, other) : fminf(x, other);
     }
   return x;
 }
 
-// Key and index of the lane-th best, for lanes up to k.
-struct Best {
-  uint32_t key;
-  int index;
+// Inclusive sums over the lanes.
+__device__ __forceinline__ int scan_lanes(int x, int lane) {
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int before = __shfl_up_sync(kAll, x, d);
+    if (lane >= d) x += before;
+  }
+  return x;
+}
+
+// A lane's expert among the k+1 best (or beyond: place > k), its value s + bias and its score.
+struct Candidate {
+  int place, expert;
+  float value, score;
 };
 
+__device__ __forceinline__ void evaluate(Candidate& c, const RouterParams& p, int64_t token,
+                                         const float* bias) {
+  c.score = sigmoid(p.logits[token * p.experts + c.expert]);
+  c.value = c.score + bias[c.expert];
+}
+
+// Lane i takes the i-th best. A value that is no number counts as -inf, unless there is no such expert.
 template <int kUnits>
-__device__ __noinline__ Best select_by_rounds(uint32_t (&key)[4 * kUnits], int k, int lane) {
-  Best mine{0, 0};
-  for (int round = 0; round <= k; ++round) {
+__device__ __noinline__ int select_by_rounds(float (&value)[4 * kUnits], int experts, int k, int lane) {
+  int mine = 0;
+  for (int round = 0; round <= k && round < experts; ++round) {
     uint32_t top = 0, where = kAll;
 #pragma unroll
     for (int i = 4 * kUnits - 1; i >= 0; --i) {
-      const bool better = key[i] >= top && key[i] > 0;
-      top = better ? key[i] : top;
-      where = better ? uint32_t(128 * (i >> 2) + 4 * lane + (i & 3)) : where;
+      const uint32_t expert = 128 * (i >> 2) + 4 * lane + (i & 3);
+      const uint32_t key = value[i] != value[i] ? key_of(-INFINITY) : key_of(value[i]);
+      if (expert < uint32_t(experts) && key >= top && value[i] != kTaken) top = key, where = expert;
     }
     const uint32_t best = __reduce_max_sync(kAll, top);
-    const uint32_t index = __reduce_min_sync(kAll, top == best ? where : kAll);
-    if (lane == round) mine = {best, int(index)};
+    const uint32_t expert = __reduce_min_sync(kAll, top == best ? where : kAll);
+    if (lane == round) mine = int(expert);
 #pragma unroll
     for (int i = 0; i < 4 * kUnits; ++i)
-      if (uint32_t(128 * (i >> 2) + 4 * lane + (i & 3)) == index) key[i] = 0;
+      if (uint32_t(128 * (i >> 2) + 4 * lane + (i & 3)) == expert) value[i] = kTaken;
   }
   return mine;
 }
 
 template <int kUnits>
-__device__ __forceinline__ Best select(uint32_t (&key)[4 * kUnits], int k, uint64_t* gathered, int lane) {
-  uint32_t top = key[0];
+__device__ __forceinline__ Candidate select(const float (&value)[4 * kUnits], const RouterParams& p,
+                                            int64_t token, RouteShared& shared, int warp, int lane) {
+  float top = -INFINITY;
 #pragma unroll
-  for (int i = 1; i < 4 * kUnits; ++i) top = max(top, key[i]);
-  const uint32_t bound = max(1u, __shfl_sync(kAll, sort_lanes(top, lane), k));
-  int count = 0;
-#pragma unroll
-  for (int i = 0; i < 4 * kUnits; ++i) count += key[i] >= bound;
-  int end = count;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int before = __shfl_up_sync(kAll, end, d);
-    if (lane >= d) end += before;
-  }
-  const int total = __shfl_sync(kAll, end, 31);
-  if (total > 32) return select_by_rounds<kUnits>(key, k, lane);
-  uint64_t* to = gathered + end - count;
+  for (int i = 0; i < 4 * kUnits; ++i) top = fmaxf(top, value[i]);
+  const float bound = __shfl_sync(kAll, sort_lanes(top, lane), p.k);
+  uint32_t hits = 0;
 #pragma unroll
   for (int i = 0; i < 4 * kUnits; ++i)
-    if (key[i] >= bound) *to++ = uint64_t(key[i]) << 32 | uint32_t(~(128 * (i >> 2) + 4 * lane + (i & 3)));
+    if (value[i] >= bound) hits |= 1u << i;
+  const int end = scan_lanes(__popc(hits), lane), total = __shfl_sync(kAll, end, 31);
+  Candidate c{32, 0, 0.f, 0.f};
+  if (total > 32 || total < min(p.k + 1, p.experts)) {
+    float copy[4 * kUnits];  // the call wants an address, and the values are to stay in registers
+#pragma unroll
+    for (int i = 0; i < 4 * kUnits; ++i) copy[i] = value[i];
+    c.expert = select_by_rounds<kUnits>(copy, p.experts, p.k, lane);
+    evaluate(c, p, token, shared.bias);
+    if (lane <= p.k && lane < p.experts) c.place = lane;
+    return c;
+  }
+  uint16_t* to = shared.gathered[warp] + end - __popc(hits);
+  for (; hits != 0; hits &= hits - 1) {
+    const int i = __ffs(int(hits)) - 1;
+    *to++ = uint16_t(128 * (i >> 2) + 4 * lane + (i & 3));
+  }
   __syncwarp();
-  uint64_t mine = lane < total ? gathered[lane] : 0;
+  uint64_t mine = 0;
+  if (lane < total) {
+    c.expert = shared.gathered[warp][lane];
+    evaluate(c, p, token, shared.bias);
+    mine = uint64_t(key_of(c.value)) << 32 | uint32_t(~c.expert);
+  }
+  shared.order[warp][lane] = mine;
   __syncwarp();
-  mine = sort_lanes(mine, lane);
-  return {uint32_t(mine >> 32), int(~uint32_t(mine))};
+  int before = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) before += shared.order[warp][i] > mine;
+  if (lane < total) c.place = before;
+  __syncwarp();
+  return c;
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -142,31 +172,31 @@ __device__ __forceinline__ void load_row(float4 (&x)[kUnits], const RouterParams
   }
 }
 
-// Routes one row whose logits are in x. Returns the lane's choice, -1 in lanes from k on.
+// Routes one row whose logits are in x. Returns the lane's choice, or -1.
 template <int kUnits>
 __device__ __forceinline__ int route_row(const RouterParams& p, const float4 (&x)[kUnits], int64_t token,
                                          RouteShared& shared, int warp, int lane) {
-  uint32_t key[4 * kUnits];
+  float value[4 * kUnits];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const int e = 128 * u + 4 * lane;
-    const bool there = e < p.experts;
-    const float4 b = *reinterpret_cast<const float4*>(shared.bias + (there ? e : 0));
+    const float4 b = *reinterpret_cast<const float4*>(shared.bias + e);  // NaN beyond the last expert
     const float4 s = make_float4(sigmoid(x[u].x), sigmoid(x[u].y), sigmoid(x[u].z), sigmoid(x[u].w));
-    if (p.scores && there) __stcs(reinterpret_cast<float4*>(p.scores + token * p.experts + e), s);
-    key[4 * u] = there ? key_of(s.x + b.x) : 0, key[4 * u + 1] = there ? key_of(s.y + b.y) : 0;
-    key[4 * u + 2] = there ? key_of(s.z + b.z) : 0, key[4 * u + 3] = there ? key_of(s.w + b.w) : 0;
+    if (p.scores && e < p.experts) __stcs(reinterpret_cast<float4*>(p.scores + token * p.experts + e), s);
+    value[4 * u] = s.x + b.x, value[4 * u + 1] = s.y + b.y;
+    value[4 * u + 2] = s.z + b.z, value[4 * u + 3] = s.w + b.w;
   }
-  const Best best = select<kUnits>(key, p.k, shared.gathered[warp], lane);
-  const bool mine = lane < p.k;
-  const float s = mine ? sigmoid(p.logits[token * p.experts + best.index]) : 0.f;
-  const float total = warp_sum(s);
+  const Candidate c = select<kUnits>(value, p, token, shared, warp, lane);
+  const bool mine = c.place < p.k;
+  const float total = warp_sum(mine ? c.score : 0.f);
   if (mine) {
-    p.chosen[token * p.k + lane] = best.index;
-    p.weights[token * p.k + lane] = p.scale * (p.renormalize && p.k > 1 ? s / (total + 1e-20f) : s);
+    p.chosen[token * p.k + c.place] = c.expert;
+    p.weights[token * p.k + c.place] =
+        p.scale * (p.renormalize && p.k > 1 ? c.score / (total + 1e-20f) : c.score);
   }
-  if (lane == p.k) p.cutoff[token] = p.k < p.experts ? value_of(best.key) : -INFINITY;
-  return mine ? best.index : -1;
+  if (c.place == p.k) p.cutoff[token] = c.value == c.value ? c.value : -INFINITY;
+  if (lane == 0 && p.k == p.experts) p.cutoff[token] = -INFINITY;
+  return mine ? c.expert : -1;
 }
 
 // The tokens of a warp: runs of runs, so that smaller numbers come first.
@@ -184,6 +214,15 @@ __device__ __forceinline__ void count_choice(PlanShared& shared, int warp, int e
   __syncwarp();
 }
 
+// The lane's choice of each of some tokens, -1 where there is none.
+template <int kCount>
+__device__ __forceinline__ void load_choices(int (&expert)[kCount], const int32_t* chosen, int k,
+                                             int64_t token, int64_t end, int lane) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    expert[i] = lane < k && token + i < end ? __ldcg(chosen + (token + i) * k + lane) : -1;
+}
+
 // Exclusive sums of totals [E] into first[0 .. E], by the whole CTA.
 __device__ __forceinline__ void scan_totals(const int32_t* totals, int experts, int32_t* first,
                                             int32_t* warp_sums) {
@@ -194,14 +233,9 @@ __device__ __forceinline__ void scan_totals(const int32_t* totals, int experts, 
   for (int i = 0; i < kEach; ++i) {
     const int e = thread * kEach + i;
     x[i] = sum;
-    sum += e < experts ? totals[e] : 0;
+    sum += e < experts ? __ldcg(totals + e) : 0;
   }
-  int end = sum;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int before = __shfl_up_sync(kAll, end, d);
-    if (lane >= d) end += before;
-  }
+  const int end = scan_lanes(sum, lane);
   if (lane == 31) warp_sums[warp] = end;
   __syncthreads();
   int base = end - sum;
@@ -211,7 +245,7 @@ __device__ __forceinline__ void scan_totals(const int32_t* totals, int experts, 
   __syncthreads();
 }
 
-// The rest of the plan, once every warp has counted its tokens. workspace: totals [E], then counts [grid][E].
+// The rest of the plan, once every warp has counted its tokens. workspace: totals [E], then counts [E][grid].
 __device__ __forceinline__ void make_plan(const MoePlanParams& p, PlanShared& shared) {
   const auto grid = cooperative_groups::this_grid();
   int32_t* const totals = static_cast<int32_t*>(p.workspace);
@@ -225,22 +259,24 @@ __device__ __forceinline__ void make_plan(const MoePlanParams& p, PlanShared& sh
       shared.next[w][e] = sum;  // slots of earlier warps
       sum += mine;
     }
-    counts[int64_t(blockIdx.x) * E + e] = sum;
+    __stcg(counts + int64_t(e) * gridDim.x + blockIdx.x, sum);
   }
   grid.sync();
   for (int e = blockIdx.x * kWarps + warp; e < E; e += gridDim.x * kWarps) {
+    int32_t* const row = counts + int64_t(e) * gridDim.x;
+    constexpr int kAhead = 4;
     int carry = 0;
-    for (int first = 0; first < int(gridDim.x); first += 32) {
-      const int c = first + lane;
-      const int mine = c < int(gridDim.x) ? __ldcg(counts + int64_t(c) * E + e) : 0;
-      int end = mine;
+    for (int first = lane; first - lane < int(gridDim.x); first += 32 * kAhead) {
+      int mine[kAhead];
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int before = __shfl_up_sync(kAll, end, d);
-        if (lane >= d) end += before;
+      for (int i = 0; i < kAhead; ++i)
+        mine[i] = first + 32 * i < int(gridDim.x) ? __ldcg(row + first + 32 * i) : 0;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int end = scan_lanes(mine[i], lane);
+        if (first + 32 * i < int(gridDim.x)) __stcg(row + first + 32 * i, carry + end - mine[i]);
+        carry += __shfl_sync(kAll, end, 31);
       }
-      if (c < int(gridDim.x)) __stcg(counts + int64_t(c) * E + e, carry + end - mine);
-      carry += __shfl_sync(kAll, end, 31);
     }
     if (lane == 0) __stcg(totals + e, carry);
   }
@@ -248,24 +284,26 @@ __device__ __forceinline__ void make_plan(const MoePlanParams& p, PlanShared& sh
   int32_t* const first = reinterpret_cast<int32_t*>(shared.count);  // its counts are spent
   scan_totals(totals, E, first, shared.warp_sum);
   for (int e = thread; e < E; e += kThreads) {
-    const int base = first[e] + __ldcg(counts + int64_t(blockIdx.x) * E + e);
+    const int base = first[e] + __ldcg(counts + int64_t(e) * gridDim.x + blockIdx.x);
     for (int w = 0; w < kWarps; ++w) shared.next[w][e] += base;
     if (blockIdx.x == 0) p.plan.offsets[e] = first[e];
-    if (blockIdx.x == 0 && e == E - 1) p.plan.offsets[E] = first[e] + totals[e];
+    if (blockIdx.x == 0 && e == E - 1) p.plan.offsets[E] = first[e] + __ldcg(totals + e);
   }
   __syncthreads();
   const Run run = run_of(p.tokens, warp);
-  int expert = lane < p.k && run.begin < run.end ? __ldcg(p.chosen + run.begin * p.k + lane) : -1;
-  for (int64_t token = run.begin; token < run.end; ++token) {
-    const int following =
-        lane < p.k && token + 1 < run.end ? __ldcg(p.chosen + (token + 1) * p.k + lane) : -1;
-    if (uint32_t(expert) < uint32_t(E)) {
-      const int row = shared.next[warp][expert]++, slot = int(token) * p.k + lane;
-      p.plan.slot_of_row[row] = slot;
-      p.plan.row_of_slot[slot] = row;
+  constexpr int kAhead = 8;
+  for (int64_t token = run.begin; token < run.end; token += kAhead) {
+    int expert[kAhead];
+    load_choices(expert, p.chosen, p.k, token, run.end, lane);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (uint32_t(expert[i]) < uint32_t(E)) {
+        const int row = shared.next[warp][expert[i]]++, slot = int(token + i) * p.k + lane;
+        p.plan.slot_of_row[row] = slot;
+        p.plan.row_of_slot[slot] = row;
+      }
+      __syncwarp();
     }
-    __syncwarp();
-    expert = following;
   }
 }
 
@@ -275,11 +313,12 @@ __device__ __forceinline__ void clear_counts(PlanShared& shared) {
 }
 
 template <int kUnits, bool kPlan>
-__global__ void __launch_bounds__(kThreads, 2) router_kernel(const __grid_constant__ RouterParams p) {
+__global__ void __launch_bounds__(kThreads, 3) router_kernel(const __grid_constant__ RouterParams p) {
   extern __shared__ __align__(16) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) shared.route.bias[e] = p.bias[e];
+  for (int e = threadIdx.x; e < kRouterMaxExperts; e += kThreads)
+    shared.route.bias[e] = e < p.experts ? p.bias[e] : NAN;
   if constexpr (kPlan) clear_counts(shared.plan);
   __syncthreads();
   const Run run = run_of(p.tokens, warp);
@@ -303,8 +342,13 @@ __global__ void __launch_bounds__(kThreads, 2) plan_kernel(const __grid_constant
   clear_counts(shared);
   __syncthreads();
   const Run run = run_of(p.tokens, warp);
-  for (int64_t token = run.begin; token < run.end; ++token)
-    count_choice(shared, warp, lane < p.k ? p.chosen[token * p.k + lane] : -1, p.experts);
+  constexpr int kAhead = 8;
+  for (int64_t token = run.begin; token < run.end; token += kAhead) {
+    int expert[kAhead];
+    load_choices(expert, p.chosen, p.k, token, run.end, lane);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) count_choice(shared, warp, expert[i], p.experts);
+  }
   make_plan(p, shared);
 }
 

@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_row(RawRow<kVectors>& raw, const NormParams
 
 // kGroup lanes a row with kVectors vectors each; 0: the whole CTA.
 template <int kGroup, int kVectors, bool kGated, bool kBackward>
-__global__ void __launch_bounds__(kGroup ? kNarrowThreads : kMaxThreads)
+__global__ void __launch_bounds__(kGroup ? kNarrowThreads : kMaxThreads / kVectors)
     norm_kernel(const __grid_constant__ NormParams p) {
   extern __shared__ float dweights[];  // [groups][D] (backward, narrow)
   __shared__ float part[2][32];
@@ -192,6 +192,8 @@ int launch_by_width(const NormParams& p) {
   if (p.width <= 128) return launch<16, 1, kGated, kBackward>(p);
   if (p.width <= 256) return launch<32, 1, kGated, kBackward>(p);
   if (p.width <= 512) return launch<32, 2, kGated, kBackward>(p);
+  // Two CTAs a multiprocessor hide each other's barriers; the backward has not the registers for it.
+  if (!kBackward && p.width > 2048) return launch<0, 2, kGated, false>(p);
   return launch<0, 1, kGated, kBackward>(p);
 }
 

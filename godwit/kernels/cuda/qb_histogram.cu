@@ -12,6 +12,28 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kShare = 4, kExperts = 32, kAhead = 8;
 
+// Scores of one expert at some tokens, and the tokens' cut-offs.
+struct Batch {
+  float score[kAhead], cutoff[kAhead];
+};
+__device__ __forceinline__ void load(Batch& batch, const HistogramParams& p, int64_t from, int64_t step,
+                                     int expert, bool there) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int64_t token = from + i * step;
+    const bool valid = there && token < p.tokens;
+    batch.score[i] = valid ? __ldcs(p.scores + token * p.experts + expert) : 0.f;
+    batch.cutoff[i] = valid ? __ldg(p.cutoff + token) : 0.f;
+  }
+}
+
+__device__ __forceinline__ uint32_t smem_word(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void add_one(uint32_t word) {
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(word), "r"(1) : "memory");
+}
+
 __global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1)
     histogram_kernel(const __grid_constant__ HistogramParams p) {
   extern __shared__ __align__(16) uint32_t counts[];  // [bins][32]
@@ -23,33 +45,30 @@ __global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1)
   __syncthreads();
   const bool there = expert < p.experts;
   const float last = float(p.bins - 1);
+  const uint32_t mine = smem_word(counts) + lane * 4;
   constexpr int64_t kStep = kShare * kWarps;
-  for (int64_t from = share * kWarps + warp; from < p.tokens; from += kStep * kAhead) {
-    float s[kAhead], cutoff[kAhead];
+  Batch now, next;
+  int64_t from = share * kWarps + warp;
+  load(next, p, from, kStep, expert, there);
+  for (; from < p.tokens; from += kStep * kAhead) {
+    now = next;
+    load(next, p, from + kStep * kAhead, kStep, expert, there);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int64_t token = from + i * kStep;
-      const bool valid = there && token < p.tokens;
-      s[i] = valid ? __ldcs(p.scores + token * p.experts + expert) : 0.f;
-      cutoff[i] = valid ? p.cutoff[token] : 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (!there || from + i * kStep >= p.tokens) continue;
-      const float score = p.from_logits ? 1.f / (1.f + __expf(-s[i])) : s[i];
-      const float place = floorf((cutoff[i] - score - p.range_min) * p.bins_per_unit);
-      atomicAdd(counts + int(fminf(fmaxf(place, 0.f), last)) * kExperts + lane, 1u);
+      const float score = p.from_logits ? __fdividef(1.f, 1.f + __expf(-now.score[i])) : now.score[i];
+      const float place = floorf((now.cutoff[i] - score - p.range_min) * p.bins_per_unit);
+      const int bin = int(fminf(fmaxf(place, 0.f), last));
+      if (there && from + i * kStep < p.tokens) add_one(mine + bin * (kExperts * 4));
     }
   }
   cluster.sync();
   const uint32_t* part[kShare];
 #pragma unroll
   for (int i = 0; i < kShare; ++i) part[i] = cluster.map_shared_rank(counts, i);
-  // A warp takes 32 bins of an expert at a time, so that the counts are read and written in runs; the lanes
-  // start at different bins of 32 x 32 words to meet different banks.
-  const int blocks = (p.bins + 31) / 32;
-  for (int b = share * kWarps + warp; b < blocks * kExperts; b += kShare * kWarps) {
-    const int e = b % kExperts, bin = b / kExperts * 32 + lane;
+  // Eight bins of four experts a warp: four banks at once, and 64 bytes of counts in a run.
+  const int blocks = (p.bins + 7) / 8;
+  for (int b = share * kWarps + warp; b < blocks * (kExperts / 4); b += kShare * kWarps) {
+    const int e = b % (kExperts / 4) * 4 + (lane >> 3), bin = b / (kExperts / 4) * 8 + (lane & 7);
     if (first + e >= p.experts || bin >= p.bins) continue;
     uint32_t sum = 0;
 #pragma unroll

@@ -1,7 +1,8 @@
 // Cross-entropy of rows of fp32 logits (layer_gpu.h). A row of a large vocabulary (655 KB for 163,840) does
-// not fit into one multiprocessor, but into a cluster of four: each CTA keeps a quarter in shared memory, so
-// the logits are read once, and the four exchange their largest logit and sum of exponentials. Rows that do
-// not fit even so are read twice, the second time backwards, so that the end of the row still lies in L2.
+// not fit into one multiprocessor, but into a cluster of eight CTAs, two a multiprocessor so that one can
+// load while another stores: each keeps an eighth in shared memory, so the logits are read once, and the
+// eight exchange their largest logit and sum of exponentials. Rows that do not fit even so are read twice,
+// the second time backwards, so that the end of the row still lies in L2.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -13,9 +14,9 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kThreads = 512, kWarps = kThreads / 32, kShare = 4;
+constexpr int kThreads = 512, kWarps = kThreads / 32, kShare = 8;
 constexpr float kLog2e = 1.44269504f;
-constexpr int kMaxHeld = 56000;  // values in a CTA's shared memory
+constexpr int kMaxHeld = 28000;  // values in a CTA's shared memory
 
 // The largest of some values and the sum of e^(x - largest).
 struct Sum {
@@ -58,7 +59,7 @@ __device__ __forceinline__ Sum add(Sum s, const Eight& x) {
 }
 
 template <bool kHeld>
-__global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 2)
     loss_kernel(const __grid_constant__ SoftmaxLossParams p) {
   extern __shared__ __align__(16) float held[];
   __shared__ LossShared shared;

@@ -7,7 +7,7 @@
 //   + e^(G_last) rowsum(S dS');  dg = reverse cumsum of dG
 // What the last row adds for k (U dS'^T) e^(G_last - G) and rows t and later subtract again is written as the
 // sum over the rows before t.
-//   db = (1 - beta) diag(dX U^T) / beta
+//   db = (1 - beta) diag(dX U^T) / beta, from the sums that the state pass made in fp32
 // A pair of tokens i > j adds w = dM_ij q_i k_j e^(G_i - G_j) (and the like with P) to dG_i and takes it from
 // dG_j; of tokens up to j it must cancel. So both products, each of which has one operand rounded to bf16,
 // are multiplied by the other operand in the same rounding: what cancels is then the same number. The
@@ -174,8 +174,15 @@ __device__ __forceinline__ void write_centred(const Element& e, GradShared& shar
 
 // Warp 0: P and db. Warp 1: dM.
 __device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared& shared, int64_t token,
-                                                int valid, int head, int warp, int lane) {
+                                                int valid, int64_t unit, int head, int warp, int lane) {
   const int g = lane >> 2, t2 = (lane & 3) * 2;
+  if (warp == 0 && lane < valid) {
+    const float beta = beta_of(a.in, token + lane, head);
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) sum += a.db_part[unit * kWidth + w * kChunk + lane];
+    a.db[(token + lane) * a.in.H + head] = (1.f - beta) * sum / fmaxf(beta, 1e-30f);
+  }
   Values c;
   row_products(c, smem_address(warp == 0 ? shared.X : shared.dO), Block::kPanel, smem_address(shared.U),
                lane);
@@ -186,11 +193,6 @@ __device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared&
       const int row = g + 8 * r, column = 8 * j + t2;
       float x0 = c[j][2 * r], x1 = c[j][2 * r + 1];
       if (warp == 0) {
-        if ((row == column || row == column + 1) && row < valid) {
-          const float beta = beta_of(a.in, token + row, head);
-          a.db[(token + row) * a.in.H + head] =
-              (1.f - beta) * (row == column ? x0 : x1) / fmaxf(beta, 1e-30f);
-        }
         x0 = column < row ? -x0 : 0.f, x1 = column + 1 < row ? -x1 : 0.f;
       } else {
         if (row == column || row == column + 1) shared.diagonal[row] = row == column ? x0 : x1;
@@ -421,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   if constexpr (kBounded) write_centred(e, shared, warp, lane);
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  if (warp < 2) score_gradients(a, shared, token, valid, head, warp, lane);
+  if (warp < 2) score_gradients(a, shared, token, valid, unit, head, warp, lane);
   mbarrier_wait(&shared.full, 0);
   Values dqs = {}, dks = {}, dkr = {}, dqm = {}, dkp = {}, dki = {}, dq, dk, dg;
   Values carried;

@@ -35,6 +35,7 @@ struct KdaBwdArgs {
   void *dq = nullptr, *dk = nullptr, *dv = nullptr, *dz = nullptr;
   float *db = nullptr, *dA_log = nullptr, *d_dt_bias = nullptr, *d_initial_state = nullptr;
   float *dt_part = nullptr, *A_part = nullptr;  // [chunk slots][H][128] and [chunk slots][H]
+  float* db_part = nullptr;  // [chunk slots][H][8][16]: dX . U of every token over 16 value columns each
 };
 
 cudaError_t launch_bwd_state(const KdaBwdArgs& a, cudaStream_t stream);

@@ -89,16 +89,20 @@ __device__ __forceinline__ void release_block(Shared& shared, uint32_t s, int la
 // Sends for the warp's slice (16 columns) of the chunk `ahead` steps further than the walk, one 16-byte piece
 // a lane (row lane / 2). Rows past the end become zeros, so that stale bits (NaN) never enter a product; so
 // does everything if `values` is false (the columns of A).
-__device__ __forceinline__ void fetch_slice(const void* rows, int heads, RowWalk walk, int step, int ahead,
-                                            bool any, bool values, uint32_t slice) {
-  if (any) {
-    walk.advance(heads, step * ahead);
-    const bool there = values && walk.left > 0;
-    cp_async_16(slice, static_cast<const uint4*>(rows) + (there ? walk.at : 0), there ? 16 : 0);
-  }
+__device__ __forceinline__ void send_slice(const void* rows, int heads, RowWalk walk, int step, int ahead,
+                                           bool any, bool values, uint32_t slice) {
+  if (!any) return;
+  walk.advance(heads, step * ahead);
+  const bool there = values && walk.left > 0;
+  cp_async_16(slice, static_cast<const uint4*>(rows) + (there ? walk.at : 0), there ? 16 : 0);
+}
+// The same, and ends the group of copies that wait_slice counts.
+__device__ __forceinline__ void fetch_slice(const void* rows, int heads, const RowWalk& walk, int step,
+                                            int ahead, bool any, bool values, uint32_t slice) {
+  send_slice(rows, heads, walk, step, ahead, any, values, slice);
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// The oldest slice is there.
+// The oldest group is there.
 __device__ __forceinline__ void wait_slice() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
   __syncwarp();
