@@ -168,7 +168,8 @@ void check_router(const RouterCase& c) {
     for (int e = 0; e < c.E; ++e) {
       const double exact = 1 / (1 + std::exp(-double(x[t * c.E + e])));
       if (!std::isnan(exact) && exact > 1e-30)
-        worst_score = std::max(worst_score, std::abs(s[e] - exact) / exact - 6e-8 * std::abs(x[t * c.E + e]));
+        worst_score =
+            std::max(worst_score, std::abs(s[e] - exact) / exact - 7.5e-8 * std::abs(x[t * c.E + e]));
       order[e] = e, rank[e] = std::isnan(s[e]) ? -INFINITY : s[e] + b[e];
     }
     std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return rank[i] > rank[j]; });

@@ -7,9 +7,8 @@
 //
 // The scores need whole rows before the first output, so a token's S rows (129 KB for 9 of 7168) are held on
 // chip and read once. A CTA stays on its multiprocessor and walks over tokens. One warp keeps bulk copies of
-// the next tokens' rows coming, one slot of shared memory a source and, where sources are few, for several
-// tokens; the others move a slot to registers, hand it back, and work while it is filled again. All sums of a
-// token cross the CTA in one exchange.
+// the next token's rows coming, one slot of shared memory a source; the others move a slot to registers, hand
+// it back, and work while it is filled again. All sums of a token cross the CTA in one exchange.
 #include <algorithm>
 
 #include "godwit/kernels/cuda/sm90/kda_chunk.cuh"
@@ -23,7 +22,7 @@ using namespace sm90;
 constexpr int kMaxWorkers = kMixMaxWidth / (2 * kVector);  // threads with two vectors of each row
 constexpr int kMaxWarps = kMaxWorkers / 32;
 constexpr int kMaxThreads = kMaxWorkers + 32;
-constexpr int kSlots = kMixMaxSources + 2;  // d_out takes a token's first in the backward
+constexpr int kSlots = kMixMaxSources + 1;  // d_out takes the first in the backward
 
 int worker_count(int width) {
   return (width / kVector + 63) / 64 * 32;
@@ -37,37 +36,23 @@ struct MixShared {
 
 template <bool kBackward>
 size_t shared_bytes(int sources, int width) {
-  const int rows = sources + kBackward;
   return sizeof(MixShared) + size_t(width) * 4 * (kBackward ? 2 : 1) +
-         size_t(kSlots / rows * rows) * width * 2;
+         size_t(sources + kBackward) * width * 2;
 }
-
-// Where in the ring of slots a CTA's round-th token stands, and how often the ring has been gone through.
-struct Place {
-  int slot;
-  uint32_t turn;
-  __device__ __forceinline__ Place(uint32_t round, int rows) {
-    const uint32_t depth = kSlots / rows;
-    slot = int(round % depth) * rows, turn = round / depth;
-  }
-};
 
 // One warp's work: sends for rows as their slots become free.
 template <bool kBackward>
 __device__ __forceinline__ void produce(const MixParams& p, MixShared& shared, uint8_t* slots) {
   const uint32_t bytes = uint32_t(p.width) * 2;
   uint32_t round = 0;
-  for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x, ++round) {
-    const Place place(round, p.sources + kBackward);
-    for (int i = 0; i < p.sources + kBackward; ++i) {
-      const void* rows = kBackward ? (i == 0 ? p.d_out : p.v[i - 1]) : p.v[i];
-      const int slot = place.slot + i;
-      if (place.turn > 0) mbarrier_wait(&shared.empty[slot], (place.turn - 1) & 1);
+  for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x, ++round)
+    for (int slot = 0; slot < p.sources + kBackward; ++slot) {
+      const void* rows = kBackward ? (slot == 0 ? p.d_out : p.v[slot - 1]) : p.v[slot];
+      if (round > 0) mbarrier_wait(&shared.empty[slot], (round - 1) & 1);
       mbarrier_arrive_expect(&shared.full[slot], bytes);
       bulk_load(slots + slot * bytes, static_cast<const uint8_t*>(rows) + token * bytes, bytes,
                 &shared.full[slot]);
     }
-  }
 }
 
 // What the lanes know of a token's sources, source s in lane s: r, score, a; and d in the backward.
@@ -231,12 +216,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) mix_kernel(const __grid_consta
   uint32_t round = 0;
   for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x, ++round) {
     uint4 v[kMax][2] = {}, d[2] = {};
-    const Place place(round, p.sources + kBackward);
-    if constexpr (kBackward) take(d, shared, slots, place.slot, p, place.turn & 1, thread, workers);
+    if constexpr (kBackward) take(d, shared, slots, 0, p, round & 1, thread, workers);
 #pragma unroll
     for (int s = 0; s < kMax; ++s)
-      if (s < p.sources)
-        take(v[s], shared, slots, place.slot + kBackward + s, p, place.turn & 1, thread, workers);
+      if (s < p.sources) take(v[s], shared, slots, s + kBackward, p, round & 1, thread, workers);
     float sums[32];
     partial_sums<kMax, kBackward>(sums, v, d, keys, p.width / kVector, thread, workers);
     const float total = sum_workers(sums, shared, round & 1, warp, warps, lane);

@@ -41,7 +41,8 @@ struct Shared {
   RouteShared route;
 };
 
-// Within 6e-8 |x| (the rounding of x log2(e)) and two units in the last place. NaN stays NaN.
+// Within 7.5e-8 |x| (the roundings of log2(e) and of x log2(e)) and two units in the last place. NaN stays
+// NaN.
 __device__ __forceinline__ float sigmoid(float x) {
   float e, s;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
