@@ -32,11 +32,11 @@ struct MixParams {
   int width = 0;
   WeightVector norm_weight = {}, query = {};  // [D]
   float eps = 0;
-  void* out = nullptr;                    // forward: [T, D]
-  const void* d_out = nullptr;            // backward
-  void* d_v[kMixMaxSources] = {};         // backward
+  void* out = nullptr;                              // forward: [T, D]
+  const void* d_out = nullptr;                      // backward
+  void* d_v[kMixMaxSources] = {};                   // backward
   WeightGradient d_norm_weight = {}, d_query = {};  // backward: [D]
-  void* workspace = nullptr;              // backward
+  void* workspace = nullptr;                        // backward
   CUstream_st* stream = nullptr;
 };
 int attn_res_mix_fwd(const MixParams& p);
