@@ -65,7 +65,7 @@ class VisionRun : public TinyRun {
 };
 
 TEST_F(VisionRun, LearnsWhatOnlyThePictureTells) {
-  run_training(seeing("a", {"stage.0.steps=60", "optimizer.muon_lr=0.02", "optimizer.adamw_lr=0.02"}));
+  run_training(seeing("a", {"stage.0.steps=60", "optimizer.muon_lr=0.02", "optimizer.adamw_lr=0.02"}), {});
   const auto rows = metrics("a");
   // Four answers, and the end: blind, no answer is better than ln 4 = 1.39 nats, half of that a token.
   EXPECT_LT(rows.back().at("held_out_loss").get<double>(), 0.35);
@@ -77,8 +77,8 @@ TEST_F(VisionRun, LearnsWhatOnlyThePictureTells) {
 }
 
 TEST_F(VisionRun, ResumesBitForBit) {
-  run_training(seeing("whole"));
-  run_training(seeing("parts", {"checkpoint.every=5", "train.time_limit_s=0.000001"}));
+  run_training(seeing("whole"), {});
+  run_training(seeing("parts", {"checkpoint.every=5", "train.time_limit_s=0.000001"}), {});
   for (int i = 0; i < 40 && metrics("parts").size() < metrics("whole").size(); ++i)
     run_training(seeing("parts", {"checkpoint.every=5", "train.time_limit_s=0.000001"}), {.resume = true});
   run_training(seeing("parts", {"checkpoint.every=5"}), {.resume = true});
@@ -88,8 +88,8 @@ TEST_F(VisionRun, ResumesBitForBit) {
 }
 
 TEST_F(VisionRun, MicroBatchesGiveTheSame) {
-  run_training(seeing("whole", {"stage.0.steps=2", "stage.1.steps=1"}));
-  run_training(seeing("parts", {"stage.0.steps=2", "stage.1.steps=1", "train.micro_batch_tokens=48"}));
+  run_training(seeing("whole", {"stage.0.steps=2", "stage.1.steps=1"}), {});
+  run_training(seeing("parts", {"stage.0.steps=2", "stage.1.steps=1", "train.micro_batch_tokens=96"}), {});
   const auto a = model("whole"), b = model("parts");
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(close(b[i].second, a[i].second, 1e-3)) << a[i].first;
 }

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The mini-vision recipe: data, training on a GPU, answers to held-out questions with blank and exchanged pictures beside.
+# Needs Python with pillow, numpy and scikit-learn (PYTHON=...) and some DejaVu fonts.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+data=runs/mini-vision-data
+if [[ ! -d $data/text ]]; then
+  "${PYTHON:-python3}" python/make_vision_data.py "$data" --count "${COUNT:-100000}"
+  build/godwit tokenizer train "$data/text.txt" datasets/kjv.txt.zst --vocab-size 512 --out "$data/tokenizer"
+  build/godwit data pack "$data/train.jsonl" --tokenizer "$data/tokenizer" --out "$data/pictures"
+  build/godwit data pack datasets/kjv.txt.zst --tokenizer "$data/tokenizer" --holdout 0.03 --out "$data/text"
+fi
+build/godwit train configs/recipes/mini-vision.toml --device cuda "$@"
+build/godwit eval vision --device cuda --model runs/mini-vision/model --data "$data/test.jsonl"
