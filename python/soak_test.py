@@ -21,6 +21,7 @@ import time
 from serve_client import Server, answer, complete, head, metrics, post, random_model
 
 CONTEXT = 2048  # of the server, and all that its cache holds
+PATIENCE = 600  # seconds for anything to come from a busy server
 KNOWN = [{"prompt": f"And it came to pass {i}", "max_tokens": 12, "seed": i} for i in range(8)]
 
 
@@ -35,7 +36,7 @@ def reset(writer):
 
 
 def request_bytes(rng, stream=True):
-    body = {"prompt": "word " * rng.randrange(1, 300) + str(rng.random()), "max_tokens": rng.randrange(1, 200), "seed": rng.randrange(1000), "stream": stream}
+    body = {"prompt": "word " * rng.randrange(1, 300) + str(rng.random()), "max_tokens": rng.randrange(1, 120), "seed": rng.randrange(1000), "stream": stream}
     if rng.random() < 0.3:
         body = {"messages": [{"role": "user", "content": body["prompt"]}], "max_tokens": body["max_tokens"], "stream": stream, "n": rng.randrange(1, 4)}
         if rng.random() < 0.5:
@@ -58,7 +59,7 @@ async def leaves(server, rng):
         await asyncio.sleep(rng.random() * 0.05)
     if kind == 3:
         for _ in range(rng.randrange(1, 30)):
-            if not await asyncio.wait_for(reader.readline(), 120):
+            if not await asyncio.wait_for(reader.readline(), PATIENCE):
                 break
     if rng.random() < 0.5:
         reset(writer)
@@ -99,7 +100,7 @@ async def rubbish(server, rng):
     if writer.can_write_eof():
         writer.write_eof()
     try:
-        raw = await asyncio.wait_for(reader.read(1 << 20), 120)
+        raw = await asyncio.wait_for(reader.read(1 << 20), PATIENCE)
     except ConnectionError:
         raw = b""
     writer.close()
@@ -115,7 +116,7 @@ async def reads_slowly(server, rng):
     writer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     writer.write(request_bytes(rng))
     for _ in range(rng.randrange(0, 12)):
-        if not await asyncio.wait_for(reader.read(rng.randrange(1, 40)), 120):
+        if not await asyncio.wait_for(reader.read(rng.randrange(1, 40)), PATIENCE):
             break
         await asyncio.sleep(rng.random() * 0.05)
     reset(writer) if rng.random() < 0.5 else writer.close()

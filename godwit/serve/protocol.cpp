@@ -220,7 +220,9 @@ TurnFormat::Tool tool_of(const Json& declared) {
 
 std::optional<TurnFormat> turn_format(const ChatRequest& chat) {
   const ChatOptions& o = chat.options;
-  TurnFormat format{.thinking = o.thinking, .parallel_calls = o.parallel_calls};
+  TurnFormat format;
+  format.thinking = o.thinking;
+  format.parallel_calls = o.parallel_calls;
   std::vector<Json> lists;
   if (!o.tools.empty()) lists.push_back(Json::parse(o.tools));
   for (const ChatMessage& message : chat.messages) {

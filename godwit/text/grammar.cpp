@@ -46,7 +46,14 @@ int32_t Grammar::call(int32_t from, int32_t rule) {
 void Grammar::finish(int32_t root) {
   root_ = root;
   compute_least();
-  check(least() < kNever, "{}: no text fits", rules_[root].name);
+  if (least() >= kNever) {
+    // The outermost of the parts that nothing fits was made first.
+    for (const Rule& rule : rules_) {
+      if (rule.start != start(root) && nodes_[rule.start].least >= kNever)
+        fail("{}: no text fits", rule.name);
+    }
+    fail("{}: no text fits", rules_[root].name);
+  }
   refuse_left_recursion();
   compute_classes();
 }

@@ -226,6 +226,36 @@ def tool_calls(b):
     b.click("#clear")
 
 
+def pictures(b):
+    """Dropped on the page, taken away again, sent, kept over a reload."""
+    if not b.js("sees"):
+        return check(b.js("document.getElementById('attach').hidden"), "a model that takes no pictures is not offered any")
+    b.js("""(async () => {
+      const make = async (name, type, colour) => {
+        const c = new OffscreenCanvas(60, 40), g = c.getContext("2d");
+        g.fillStyle = colour; g.fillRect(0, 0, 60, 40);
+        return new File([await c.convertToBlob({ type })], name, { type });
+      };
+      window.drop = new DataTransfer();
+      for (const f of [await make("a.png", "image/png", "red"), await make("b.jpg", "image/jpeg", "blue"), new File(["x"], "c.txt", { type: "text/plain" })]) drop.items.add(f);
+      window.dispatchEvent(new DragEvent("dragover", { dataTransfer: drop, bubbles: true, cancelable: true }));
+    })()""")
+    check(b.js("document.body.classList.contains('dropping')"), "the page shows that it takes what is dropped")
+    b.js("void window.dispatchEvent(new DragEvent('drop', { dataTransfer: drop, bubbles: true, cancelable: true }))")
+    b.wait("document.querySelectorAll('#attached img').length === 2", "two of three files are pictures")
+    b.click("#attached button")
+    check(b.js("document.querySelectorAll('#attached img').length") == 1, "a picture can be taken away again")
+    b.js("window.asked = null; window.real = window.fetch; window.fetch = (u, o) => { if (u.includes('chat')) asked = JSON.parse(o.body); return real(u, o); }")
+    say(b, "What is this?")
+    b.wait(f"{IDLE} && {LAST}?.querySelector('.meta')", "an answer comes")
+    content = b.js("asked.messages.at(-1).content")
+    check([part["type"] for part in content] == ["image_url", "text"] and content[0]["image_url"]["url"].startswith("data:image/jpeg;base64,"), "the picture is sent")
+    b.call("Page.reload")
+    b.wait("document.readyState === 'complete' && document.querySelector('.message.user img')?.naturalWidth === 60", "the picture is kept")
+    b.wait("document.getElementById('model').textContent", "the page loads again")
+    b.click("#clear")
+
+
 CONTRAST = """(() => {
   const parse = c => c.match(/[\\d.]+/g).map(Number);
   const light = c => { const [r, g, b] = parse(c).map(v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
@@ -288,6 +318,7 @@ def main():
             try:
                 conversation(b, server, address)
                 tool_calls(b)
+                pictures(b)
                 looks(b, shots)
                 outside = [a for a in b.addresses if not a.startswith((address, "data:", "blob:", "about:"))]
                 check(not outside, f"nothing is asked of others: {outside}")
@@ -296,7 +327,7 @@ def main():
                 check(not complaints, f"the browser complains: {complaints}")
             finally:
                 b.close()
-    print("the page: conversation, streaming, stop, thoughts, settings, reload, refusals, tool calls, light and dark, phone, keyboard")
+    print("the page: conversation, streaming, stop, thoughts, settings, reload, refusals, tool calls, pictures, light and dark, phone, keyboard")
 
 
 if __name__ == "__main__":
