@@ -33,4 +33,8 @@ struct Gemm {
 };
 void gemm(const Gemm& args);
 
+// Products of a few rows (of steps), one loop for all of them: the bits of gemm for each. a not transposed,
+// no accumulation.
+void gemm_group(const Gemm* products, int64_t count);
+
 }  // namespace godwit::kernels

@@ -17,6 +17,10 @@ struct ShortConvInputs {
 };
 void short_conv_forward(const ShortConvInputs& in, float* y, float* final_state);
 
+// One token of one sequence: x, y [C]; state [C, W-1] is moved on. The bits of short_conv_forward.
+void short_conv_step(int64_t channels, int64_t taps, const float* x, const float* weight, float* state,
+                     float* y);
+
 struct ShortConvGrads {
   const float* grad_y = nullptr;            // [T, C] or null = zeros
   const float* grad_final_state = nullptr;  // [N, C, W-1] or null = zeros

@@ -115,8 +115,32 @@ void few(const Gemm& g, const Rows& b, int64_t begin, int64_t end) {
   }
 }
 
-template <class Rows>
-void few_rows(const Gemm& g, const Rows& b, int64_t begin, int64_t end) {
+// B as it is: its rows are what the columns of C take.
+struct PlainColumns {
+  const float* data;
+  int64_t stride;
+};
+
+template <int kRows>
+void few(const Gemm& g, const PlainColumns& b, int64_t begin, int64_t end) {
+  for (int64_t n = begin; n < end; n += kLanes) {
+    Vec total[kRows] = {};
+    for (int64_t from = 0; from < g.depth; from += kGemmDepth) {
+      const int64_t until = g.depth - from < kGemmDepth ? g.depth : from + kGemmDepth;
+      Vec sum[kRows] = {};
+      for (int64_t d = from; d < until; ++d) {
+        const Vec row = load_part(b.data + d * b.stride + n, g.n - n);
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) sum[r] = fma(splat(g.a.data[r * g.a.stride + d]), row, sum[r]);
+      }
+      for (int r = 0; r < kRows; ++r) total[r] = from == 0 ? sum[r] : total[r] + sum[r];
+    }
+    for (int r = 0; r < kRows; ++r) store_part(g.c + r * g.c_stride + n, total[r], end - n);
+  }
+}
+
+template <class Columns>
+void few_rows(const Gemm& g, const Columns& b, int64_t begin, int64_t end) {
   switch (g.m) {
 #define GODWIT_FEW(n) \
   case n:             \
@@ -144,8 +168,9 @@ int64_t gemm_few_rows() {
 }
 
 void gemm_few(const Gemm& g, int64_t begin, int64_t end) {
-  g.b_int8 != nullptr ? few_rows(g, int8_rows(g), begin, end)
-                      : few_rows(g, PlainRows<float>{g.b.data, g.b.stride}, begin, end);
+  if (g.b_int8 != nullptr) return few_rows(g, int8_rows(g), begin, end);
+  g.b.transposed ? few_rows(g, PlainRows<float>{g.b.data, g.b.stride}, begin, end)
+                 : few_rows(g, PlainColumns{g.b.data, g.b.stride}, begin, end);
 }
 
 }  // namespace godwit::kernels::GODWIT_ISA

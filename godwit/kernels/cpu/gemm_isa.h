@@ -15,16 +15,16 @@ inline int64_t gemm_block_floats() {
   return kGemmRows * (kGemmDepth + 16) + 16 * kGemmDepth;
 }
 
-#define GODWIT_DECLARE(isa)                                                                                 \
-  namespace isa {                                                                                           \
-  /* Panels [begin, end) of B. */                                                                           \
-  void gemm_pack(const Gemm& args, int64_t begin, int64_t end, float* panels);                              \
-  /* Rows [row, row + rows) of C, columns of the panels [begin, end); block: gemm_block_floats(). */        \
-  void gemm_block(const Gemm& args, int64_t row, int64_t rows, int64_t begin, int64_t end,                  \
-                  const float* panels, float* block);                                                       \
-  /* At most gemm_few_rows() rows with B transposed: columns [begin, end), B read once and not repacked. */ \
-  int64_t gemm_few_rows();                                                                                  \
-  void gemm_few(const Gemm& args, int64_t begin, int64_t end);                                              \
+#define GODWIT_DECLARE(isa)                                                                          \
+  namespace isa {                                                                                    \
+  /* Panels [begin, end) of B. */                                                                    \
+  void gemm_pack(const Gemm& args, int64_t begin, int64_t end, float* panels);                       \
+  /* Rows [row, row + rows) of C, columns of the panels [begin, end); block: gemm_block_floats(). */ \
+  void gemm_block(const Gemm& args, int64_t row, int64_t rows, int64_t begin, int64_t end,           \
+                  const float* panels, float* block);                                                \
+  /* At most gemm_few_rows() rows: columns [begin, end), B read once and not repacked. */            \
+  int64_t gemm_few_rows();                                                                           \
+  void gemm_few(const Gemm& args, int64_t begin, int64_t end);                                       \
   }
 GODWIT_DECLARE(avx2)
 GODWIT_DECLARE(avx512)

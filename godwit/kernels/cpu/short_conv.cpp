@@ -95,9 +95,9 @@ void convolve(const ShortConvInputs& in, const Band& band, const float* weight, 
                 *w3 = w2 + in.channels;
     for_vectors(width, [&](int64_t c, const auto& get, const auto& put) {
       Vec sum = get(weight + c) * get(x0 + c);
-      sum += get(w1 + c) * get(x1 + c);
-      sum += get(w2 + c) * get(x2 + c);
-      sum += get(w3 + c) * get(x3 + c);
+      sum = fma(get(w1 + c), get(x1 + c), sum);
+      sum = fma(get(w2 + c), get(x2 + c), sum);
+      sum = fma(get(w3 + c), get(x3 + c), sum);
       fn(c, sum, get, put);
     });
     return;
@@ -105,7 +105,7 @@ void convolve(const ShortConvInputs& in, const Band& band, const float* weight, 
   for_vectors(width, [&](int64_t c, const auto& get, const auto& put) {
     Vec sum = get(weight + c) * get(band.row(position - in.taps + 1) + c);
     for (int64_t j = 1; j < in.taps; ++j) {
-      sum += get(weight + j * in.channels + c) * get(band.row(position - in.taps + 1 + j) + c);
+      sum = fma(get(weight + j * in.channels + c), get(band.row(position - in.taps + 1 + j) + c), sum);
     }
     fn(c, sum, get, put);
   });
@@ -197,6 +197,30 @@ void short_conv_forward(const ShortConvInputs& in, float* y, float* final_state)
       forward_tile(in, weight.data(), blocks[i / columns], i % columns * kChannels, y, final_state);
     }
   });
+}
+
+void short_conv_step(int64_t channels, int64_t taps, const float* x, const float* weight, float* state,
+                     float* y) {
+  const int64_t past = taps - 1;
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const int64_t lanes = std::min<int64_t>(kLanes, channels - c);
+    const float* w = weight + c * taps;
+    float* s = state + c * past;
+    const Vec now = load_part(x + c, lanes);
+    Vec sum = {};
+    for (int64_t j = 0; j < taps; ++j) {
+      float weights[kLanes] = {}, inputs[kLanes] = {};
+      for (int64_t i = 0; i < lanes; ++i) weights[i] = w[i * taps + j];
+      for (int64_t i = 0; i < lanes && j < past; ++i) inputs[i] = s[i * past + j];
+      const Vec input = j < past ? load(inputs) : now;
+      sum = j == 0 ? load(weights) * input : fma(load(weights), input, sum);
+    }
+    store_part(y + c, sum * vsigmoid(sum), lanes);
+    for (int64_t i = 0; i < lanes; ++i) {
+      for (int64_t j = 0; j + 1 < past; ++j) s[i * past + j] = s[i * past + j + 1];
+      if (past > 0) s[i * past + past - 1] = x[c + i];
+    }
+  }
 }
 
 void short_conv_backward(const ShortConvInputs& in, const ShortConvGrads& g) {

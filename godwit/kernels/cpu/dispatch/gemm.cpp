@@ -16,19 +16,62 @@ int64_t grain(int64_t products_each) {
   return std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, products_each));
 }
 
-void few_rows(const Gemm& g) {
-  const int64_t strips = (g.n + 15) / 16;
-  parallel_for(0, strips, grain(16 * g.depth * g.m), [&](int64_t begin, int64_t end) {
-    GODWIT_DISPATCH(gemm_few, g, begin * 16, std::min(g.n, end * 16));
-  });
+// Columns of C that a thread takes at a time: of B they fit the first-level cache.
+constexpr int64_t kStrip = 16;
+// Up to so many rows B is read as it is, a strip of it again for each few rows; beyond it is repacked.
+constexpr int64_t kMostFewRows = 32;
+
+int64_t strips_of(const Gemm& g) {
+  return (g.n + kStrip - 1) / kStrip;
+}
+
+// Strips [begin, end) of one product, all its rows.
+void few_rows_strips(const Gemm& g, int64_t begin, int64_t end) {
+  const int64_t few = GODWIT_DISPATCH(gemm_few_rows);
+  if (g.m <= few) return GODWIT_DISPATCH(gemm_few, g, begin * kStrip, std::min(g.n, end * kStrip));
+  const int64_t groups = (g.m + few - 1) / few;
+  for (int64_t strip = begin; strip < end; ++strip) {
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t row = g.m * i / groups;
+      Gemm part = g;
+      part.m = g.m * (i + 1) / groups - row;
+      part.a.data = g.a.data + row * g.a.stride;
+      part.c = g.c + row * g.c_stride;
+      GODWIT_DISPATCH(gemm_few, part, strip * kStrip, std::min(g.n, (strip + 1) * kStrip));
+    }
+  }
+}
+
+bool takes_few_rows(const Gemm& g) {
+  return g.m <= kMostFewRows && !g.a.transposed && !g.accumulate;
 }
 
 }  // namespace
 
+void gemm_group(const Gemm* products, int64_t count) {
+  int64_t strips = 0, work = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!takes_few_rows(products[i])) {
+      for (int64_t j = 0; j < count; ++j) gemm(products[j]);
+      return;
+    }
+    strips += strips_of(products[i]);
+    work += products[i].m * products[i].n * products[i].depth;
+  }
+  if (strips == 0) return;
+  parallel_for(0, strips, grain(work / strips), [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // strip of the product
+    for (const Gemm* g = products; g < products + count && first < end; ++g) {
+      const int64_t own = strips_of(*g), from = std::max(begin, first), to = std::min(end, first + own);
+      if (from < to && g->m > 0) few_rows_strips(*g, from - first, to - first);
+      first += own;
+    }
+  });
+}
+
 void gemm(const Gemm& g) {
   if (g.m <= 0 || g.n <= 0) return;
-  const int64_t few = GODWIT_DISPATCH(gemm_few_rows);
-  if (g.m <= few && g.b.transposed && !g.a.transposed && !g.accumulate) return few_rows(g);
+  if (takes_few_rows(g)) return gemm_group(&g, 1);
   const int64_t panels = (g.n + kGemmPanel - 1) / kGemmPanel;
   const Scratch packed(panels * kGemmPanel * g.depth);
   parallel_for(0, panels, grain(kGemmPanel * g.depth),
