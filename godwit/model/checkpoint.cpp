@@ -52,11 +52,11 @@ class Filler {
     check(place.has_value(), "{}: unexpected tensor {}", file.path().string(), tensor.name);
     const StoredParam& param = params_[place->param];
     if (place->part == StoredPart::kScale) return;
-    Tensor value = *values_[place->param];
-    if (param.info.role == ParamRole::kExperts) value = value.select(0, place->piece);
+    Tensor& value = *values_[place->param];
+    const int64_t piece = param.info.role == ParamRole::kExperts ? place->piece : -1;
     if (place->part == StoredPart::kPacked) {
-      value.copy_(read_packed(checkpoint_, param, place->piece));
-      return;
+      if (value.scalar_type() == at::kByte) return copy_packed(param, piece, as_matrix(param.info, value));
+      return store_param(param.info, piece, read_packed(checkpoint_, param, piece), value);
     }
     Tensor stored = io::tensor_view(file, tensor);
     if (is_a_log(param.info)) {
@@ -67,7 +67,17 @@ class Filler {
             stored.numel());
       stored = stored.slice(0, 0, heads);
     }
-    value.copy_(stored.reshape(value.sizes()));
+    store_param(param.info, piece, stored, value);
+  }
+
+  // An expert's MXFP4 bytes as they are.
+  void copy_packed(const StoredParam& param, int64_t piece, const Matrix& value) const {
+    const auto copy = [&](StoredPart part, const Tensor& all) {
+      const Tensor to = all.select(0, piece);
+      to.copy_(io::tensor_view(checkpoint_, param.name(piece, part)).view(to.sizes()));
+    };
+    copy(StoredPart::kPacked, value);
+    copy(StoredPart::kScale, value.scale);
   }
 
   const io::CheckpointDir& checkpoint_;
@@ -85,7 +95,7 @@ at::ScalarType scalar_type_of(const std::string& dtype) {
 }
 
 ModelWeights load_weights(const ModelConfig& config, const std::string& directory, at::Device device,
-                          at::ScalarType dtype) {
+                          at::ScalarType dtype, const WeightFormat& format) {
   const at::NoGradGuard no_grad;
   const io::CheckpointDir checkpoint(directory);
   const FoundModel found = require_model(config, checkpoint);
@@ -93,8 +103,7 @@ ModelWeights load_weights(const ModelConfig& config, const std::string& director
   if (found.vision == 0) weights.vision.reset();
   std::vector<Tensor*> values;
   for_each_param(config, weights, [&](const ParamInfo& info, Tensor& value) {
-    value =
-        at::empty(info.shape, at::TensorOptions().dtype(info.keep_fp32 ? at::kFloat : dtype).device(device));
+    allocate_param(info, format, device, dtype, value);
     values.push_back(&value);
   });
   Filler(checkpoint, found.params, values).run();

@@ -22,7 +22,8 @@ Tensor losses_of(const ModelConfig& config, const ModelWeights& weights, const T
                  const Tensor& targets) {
   const Tensor ones = at::ones({hidden.size(0)}, hidden.options().dtype(at::kFloat));
   const auto [sum, nll] =
-      ops::linear_cross_entropy(hidden, head_weight(config, weights), targets.to(hidden.device()), ones);
+      ops::linear_cross_entropy(hidden, ops::unpacked(head_weight(config, weights)).to(hidden.scalar_type()),
+                                targets.to(hidden.device()), ones);
   return nll.to(at::kCPU, at::kFloat);
 }
 
@@ -75,7 +76,7 @@ Tensor token_losses(const ModelConfig& config, const ModelWeights& weights, cons
 
 Tensor likeliest_tokens(const ModelConfig& config, const ModelWeights& weights, const Tensor& hidden) {
   const at::NoGradGuard no_grad;
-  const Tensor& head = head_weight(config, weights);
+  const Matrix& head = head_weight(config, weights);
   const int64_t rows = std::max<int64_t>(1, kLogitsAtOnce / head.size(0));
   Tensor out = at::empty({hidden.size(0)}, at::kLong);
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {

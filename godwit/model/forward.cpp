@@ -7,7 +7,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "godwit/base/check.h"
+#include "godwit/base/parallel.h"
 #include "godwit/model/layers.h"
+#include "godwit/ops/layer_step.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -51,6 +53,18 @@ Tensor mix(const ModelConfig& config, const Stream& stream, const Tensor& norm, 
   return ops::attn_res_mix(sources, norm, query, config.rms_norm_eps);
 }
 
+// rms_norm(mix, weight), as the sub-layers take it.
+Tensor normed_mix(const LayerCall& call, const Stream& stream, const Tensor& norm, const Tensor& query,
+                  const Tensor& weight) {
+  const double eps = call.config.rms_norm_eps;
+  if (call.places && call.places->fused) {
+    const bool plain = call.config.attn_res == AttnResKind::kNone;
+    return ops::mix_norm_step(plain ? std::vector<Tensor>{stream.partial} : stream.sources(), norm, query,
+                              weight, eps);
+  }
+  return ops::rms_norm(mix(call.config, stream, norm, query), weight, eps);
+}
+
 // Identity on y whose backward also sends gradient 1 to `loss`: adds a loss term from the middle of the
 // network.
 struct AttachLoss : torch::autograd::Function<AttachLoss> {
@@ -79,6 +93,10 @@ Tensor token_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
 }
 
 Tensor channel_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
+  if (call.places && call.places->fused) {
+    return call.weights.mlp ? mlp_layer_step(call.config, *call.weights.mlp, x)
+                            : moe_layer_step(call.config, *call.weights.moe, x);
+  }
   if (call.weights.mlp) return mlp_layer(call.config, *call.weights.mlp, x);
   RouterTrace trace;
   Tensor out = moe_layer(call.config, *call.weights.moe, x, &trace);
@@ -97,8 +115,8 @@ Tensor channel_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
 std::vector<Tensor> decoder_layer(const LayerCall& call, Stream stream, bool first_run) {
   const ModelConfig& config = call.config;
   const LayerWeights& w = call.weights;
-  const Tensor h = mix(config, stream, w.attn_res_norm, w.attn_res_query);
-  const Tensor a = token_mixer(call, ops::rms_norm(h, w.input_norm, config.rms_norm_eps), first_run);
+  const Tensor a =
+      token_mixer(call, normed_mix(call, stream, w.attn_res_norm, w.attn_res_query, w.input_norm), first_run);
   if (config.attn_res == AttnResKind::kFull) {
     stream.blocks.push_back(a);
   } else if (config.attn_res == AttnResKind::kBlock && call.layer % config.attn_res_block == 0) {
@@ -107,8 +125,8 @@ std::vector<Tensor> decoder_layer(const LayerCall& call, Stream stream, bool fir
   } else {
     stream.partial = stream.partial + a;
   }
-  const Tensor h2 = mix(config, stream, w.mlp_res_norm, w.mlp_res_query);
-  const Tensor m = channel_mixer(call, ops::rms_norm(h2, w.post_norm, config.rms_norm_eps), first_run);
+  const Tensor m =
+      channel_mixer(call, normed_mix(call, stream, w.mlp_res_norm, w.mlp_res_query, w.post_norm), first_run);
   if (config.attn_res == AttnResKind::kFull) return {a, m};
   return {stream.partial + m};
 }
@@ -200,6 +218,28 @@ Tensor embed(const ModelConfig& config, const ModelWeights& weights, const Packe
   return embedded.index_copy(0, places, batch.media.to(embedded.scalar_type()));
 }
 
+// What each step row sees: the rows of its sequence up to its own.
+void place_steps(const PackedBatch& batch, StatePlaces& out) {
+  const int64_t N = out.step_sequences;
+  if (out.steps == N) {  // one row a sequence
+    out.step_slots = out.slots.narrow(0, 0, N);
+    out.step_table = out.table.narrow(0, 0, N);
+    out.step_lengths = out.lengths.narrow(0, 0, N);
+    return;
+  }
+  const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
+  Tensor sequence_of_row = at::empty({out.steps}, at::kLong);
+  out.step_lengths = at::empty({out.steps}, at::kLong);
+  for (int64_t i = 0; i < N; ++i) {
+    for (int64_t t = cu[i]; t < cu[i + 1]; ++t) {
+      sequence_of_row.data_ptr<int64_t>()[t] = i;
+      out.step_lengths.data_ptr<int64_t>()[t] = out.lengths.data_ptr<int64_t>()[i] - (cu[i + 1] - 1 - t);
+    }
+  }
+  out.step_slots = out.slots.index_select(0, sequence_of_row);
+  out.step_table = out.table.index_select(0, sequence_of_row);
+}
+
 // Makes room in the state and says where its sequences stand.
 StatePlaces place(const PackedBatch& batch, ModelState& state) {
   const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
@@ -211,6 +251,7 @@ StatePlaces place(const PackedBatch& batch, ModelState& state) {
   check(N == batch.cu_seqlens.numel() - 1, "forward: the state has {} sequences, the batch {}", N,
         batch.cu_seqlens.numel() - 1);
   StatePlaces out;
+  out.record = batch.record;
   out.slots = at::tensor(sequences, at::kLong);
   out.lengths = at::empty({N}, at::kLong);
   std::vector<bool> seen(state.sequences(), false);
@@ -222,9 +263,10 @@ StatePlaces place(const PackedBatch& batch, ModelState& state) {
     seen[n] = true;
     check(state.reserve(n, tokens), "forward: the state has no pages for {} more tokens of sequence {}",
           tokens, n);
-    if (tokens == 1) {
-      check(out.steps == i, "forward: with a state, sequences of one token come first");
-      ++out.steps;
+    if (batch.step_sequences >= 0 ? i < batch.step_sequences : tokens == 1) {
+      check(out.step_sequences == i, "forward: with a state, sequences of one token come first");
+      ++out.step_sequences;
+      out.steps += tokens;
     }
     out.lengths.data_ptr<int64_t>()[i] = state.length(n) + tokens;
     most_pages = std::max(most_pages, state.sequence(n).pages.size());
@@ -240,6 +282,7 @@ StatePlaces place(const PackedBatch& batch, ModelState& state) {
       out.rows.data_ptr<int64_t>()[t] = table[at / kLatentPage] * kLatentPage + at % kLatentPage;
     }
   }
+  place_steps(batch, out);
   out.slots_on = out.slots.to(batch.ids.device());
   out.rows = out.rows.to(batch.ids.device());
   return out;
@@ -256,12 +299,45 @@ Tensor positions(const PackedBatch& batch, const StatePlaces* places) {
   return out.to(batch.ids.device());
 }
 
+// What one forward call works on.
+struct ForwardRun {
+  const PackedBatch& batch;
+  ModelState* state;
+  const ForwardOptions& options;
+  std::shared_ptr<const StatePlaces> places;  // with a state
+  Tensor position;
+};
+
+// All layers, and the final norm of the mix.
+Tensor run_layers(const ModelConfig& config, const ModelWeights& weights, const ForwardRun& run,
+                  Stream stream) {
+  const bool recompute = run.options.recompute && at::GradMode::is_enabled();
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto call =
+        std::make_shared<LayerCall>(LayerCall{.config = config,
+                                              .weights = weights.layers[layer],
+                                              .layer = layer,
+                                              .cu_seqlens = run.batch.cu_seqlens,
+                                              .position = run.position,
+                                              .state = run.state ? &run.state->layers()[layer] : nullptr,
+                                              .places = run.places,
+                                              .options = run.options});
+    const std::vector<Tensor> sources = stream.sources();
+    const std::vector<Tensor> added = recompute ? Recompute::apply(call, at::TensorList(sources))
+                                                : decoder_layer(*call, stream, /*first_run=*/true);
+    stream = advance(config, layer, std::move(stream), added);
+    if (run.options.on_layer) run.options.on_layer(layer, added.back().detach());
+  }
+  const Tensor h = mix(config, stream, weights.out_res_norm, weights.out_res_query);
+  return ops::rms_norm(h, weights.norm, config.rms_norm_eps);
+}
+
 }  // namespace
 
 Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                       ModelState* state, const ForwardOptions& options) {
   check_inputs(config, batch, state);
-  const auto places = state ? std::make_shared<const StatePlaces>(place(batch, *state)) : nullptr;
+  const auto places = state ? std::make_shared<StatePlaces>(place(batch, *state)) : nullptr;
   const Tensor position = config.mla.rotary ? positions(batch, places.get()) : Tensor();
   Stream stream;
   const Tensor embedded = embed(config, weights, batch);
@@ -269,33 +345,39 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
     stream.blocks = {embedded};
   else
     stream.partial = embedded;
-  const bool recompute = options.recompute && at::GradMode::is_enabled();
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const auto call =
-        std::make_shared<LayerCall>(LayerCall{.config = config,
-                                              .weights = weights.layers[layer],
-                                              .layer = layer,
-                                              .cu_seqlens = batch.cu_seqlens,
-                                              .position = position,
-                                              .state = state ? &state->layers()[layer] : nullptr,
-                                              .places = places,
-                                              .options = options});
-    const std::vector<Tensor> sources = stream.sources();
-    const std::vector<Tensor> added = recompute ? Recompute::apply(call, at::TensorList(sources))
-                                                : decoder_layer(*call, stream, /*first_run=*/true);
-    stream = advance(config, layer, std::move(stream), added);
-    if (options.on_layer) options.on_layer(layer, added.back().detach());
+  if (places) {
+    places->fused = places->steps == batch.ids.size(0) && places->steps > 0 &&
+                    ops::takes_layer_step(embedded) && !options.on_router && !options.on_max_logit;
   }
+  Tensor out;
+  const auto run = [&] {
+    out = run_layers(config, weights, {batch, state, options, places, position}, std::move(stream));
+  };
+  if (places && places->fused)
+    with_awake_threads(run);
+  else
+    run();
   if (state) {
     const auto* cu = batch.cu_seqlens.data_ptr<int64_t>();
     const auto* slots = places->slots.data_ptr<int64_t>();
     for (int64_t n = 0; n + 1 < batch.cu_seqlens.numel(); ++n) state->advance(slots[n], cu[n + 1] - cu[n]);
   }
-  const Tensor h = mix(config, stream, weights.out_res_norm, weights.out_res_query);
-  return ops::rms_norm(h, weights.norm, config.rms_norm_eps);
+  return out;
+}
+void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,
+                  int64_t first, int64_t count) {
+  const Tensor slots = at::full({count}, sequence, at::kLong);
+  const auto replay = [&] {
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      KdaState& kda = state.layers()[layer].kda;
+      if (weights.layers[layer].kda)
+        kda_replay(config, *weights.layers[layer].kda, kda, kda.step_inputs.narrow(0, first, count), slots);
+    }
+  };
+  if (count > 0) with_awake_threads(replay);
 }
 
-const Tensor& head_weight(const ModelConfig& config, const ModelWeights& weights) {
+const Matrix& head_weight(const ModelConfig& config, const ModelWeights& weights) {
   return config.tie_embeddings ? weights.embed : weights.lm_head;
 }
 

@@ -19,6 +19,10 @@ struct PackedBatch {
   // With a state: which of its sequences these are, all different; empty = all of them, in order. Sequences
   // that bring one token come first (they take the step forms).
   std::vector<int64_t> sequences = {};
+  // The first so many sequences take the step forms, token after token, whatever they bring: each row then
+  // has the bits of a call of its own. -1: those that bring one token.
+  int64_t step_sequences = -1;
+  bool record = false;  // the state keeps what replay_steps needs
   // [M, D]: what vision_forward made of the batch's pictures. They take the places of the M tokens with the
   // configuration's media_id, in order. Undefined: those are tokens like others.
   at::Tensor media = {};
@@ -58,8 +62,13 @@ struct ForwardOptions {
 at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                           ModelState* state = nullptr, const ForwardOptions& options = {});
 
+// Brings step rows of the last call with `record` to the KDA states of a sequence again: `count` rows from
+// row `first` of that call. The sequence's length is not changed.
+void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,
+                  int64_t first, int64_t count);
+
 // [V, D]: lm_head, or the embedding where they are tied.
-const at::Tensor& head_weight(const ModelConfig& config, const ModelWeights& weights);
+const Matrix& head_weight(const ModelConfig& config, const ModelWeights& weights);
 
 // logits [T, V] fp32.
 at::Tensor forward_logits(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,

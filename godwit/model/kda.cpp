@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "godwit/model/layers.h"
+#include "godwit/ops/layer_step.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -27,15 +28,92 @@ struct Inputs {
   }
 };
 
+ops::KdaLayerStep layer_step(const ModelConfig& config, const KdaWeights& w, const KdaState& state,
+                             const Tensor& slots) {
+  const bool full = config.kda.full_rank_gate;
+  return {.q = &w.q_proj,
+          .k = &w.k_proj,
+          .v = &w.v_proj,
+          .f_a = &w.f_a,
+          .f_b = &w.f_b,
+          .b = &w.b_proj,
+          .g = full ? &w.g_proj : &w.g_a,
+          .g_b = full ? nullptr : &w.g_b,
+          .o = &w.o_proj,
+          .q_conv = w.q_conv,
+          .k_conv = w.k_conv,
+          .v_conv = w.v_conv,
+          .A_log = w.A_log,
+          .dt_bias = w.dt_bias,
+          .o_norm = w.o_norm,
+          .heads = config.kda.heads,
+          .head_dim = config.kda.head_dim,
+          .gate_bound = config.kda.gate_lower_bound,
+          .norm_eps = config.rms_norm_eps,
+          .conv_q = state.conv_q,
+          .conv_k = state.conv_k,
+          .conv_v = state.conv_v,
+          .recurrent = state.recurrent,
+          .slots = slots};
+}
+
+// kda_step for rows of which neighbours may belong to one sequence: those one after another.
+Tensor step_rows(const ModelConfig& config, const KdaWeights& w, const Inputs& in, Tensor& recurrent,
+                 const Tensor& slots) {
+  const Tensor dt_bias = w.dt_bias.view({config.kda.heads, config.kda.head_dim});
+  const auto step = [&](const Inputs& part, const Tensor& where) {
+    return ops::kda_step(part.q, part.k, part.v, part.z, w.A_log, dt_bias, part.b,
+                         config.kda.gate_lower_bound, recurrent, where);
+  };
+  const int64_t rows = slots.size(0);
+  const auto* slot = slots.const_data_ptr<int64_t>();
+  std::vector<Tensor> parts;
+  for (int64_t from = 0; from < rows;) {
+    int64_t to = from + 1;  // rows of different sequences go together
+    while (to < rows && slot[to] != slot[to - 1]) ++to;
+    parts.push_back(step(in.slice(from, to), slots.slice(0, from, to)));
+    from = to;
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts);
+}
+
 }  // namespace
+
+void kda_replay(const ModelConfig& config, const KdaWeights& w, KdaState& state, const Tensor& inputs,
+                const Tensor& slots) {
+  if (ops::takes_layer_step(state.recurrent) && inputs.scalar_type() == at::kFloat) {
+    return ops::kda_replay(layer_step(config, w, state, slots), inputs);
+  }
+  const int64_t T = inputs.size(0), H = config.kda.heads, K = config.kda.head_dim, C = H * K;
+  const Tensor place = slots.narrow(0, 0, 1).to(inputs.device());
+  const Tensor cu = at::tensor({int64_t{0}, T}, at::kLong);
+  const auto convolved = [&](int64_t part, const Tensor& weight, Tensor& past) {
+    const auto [y, last] =
+        ops::short_conv(inputs.narrow(1, part * C, C), weight, past.index_select(0, place), cu);
+    past.index_copy_(0, place, last);
+    return y.view({T, H, K});
+  };
+  const Inputs in{.q = convolved(0, w.q_conv, state.conv_q),
+                  .k = convolved(1, w.k_conv, state.conv_k),
+                  .v = convolved(2, w.v_conv, state.conv_v),
+                  .z = inputs.narrow(1, 3 * C, C).reshape({T, H, K}),
+                  .b = inputs.narrow(1, 4 * C, H)};
+  step_rows(config, w, in, state.recurrent, slots);
+}
 
 Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x, const Tensor& cu_seqlens,
                  KdaState* state, const StatePlaces* places) {
   const int64_t T = x.size(0), H = config.kda.heads, K = config.kda.head_dim;
+  if (state && places->fused) {
+    return ops::kda_layer_step(layer_step(config, w, *state, places->step_slots), x,
+                               places->record ? &state->step_inputs : nullptr);
+  }
   const auto heads = [&](const Tensor& t) { return t.view({T, H, K}); };
-  const auto convolved = [&](const Tensor& proj, const Tensor& weight, Tensor KdaState::*part) {
-    return heads(
-        convolve(ops::linear(x, proj), weight, state ? &(state->*part) : nullptr, places, cu_seqlens));
+  std::vector<Tensor> projected;
+  const auto convolved = [&](const Matrix& proj, const Tensor& weight, Tensor KdaState::*part) {
+    const Tensor y = ops::linear(x, proj);
+    if (places && places->record) projected.push_back(y.slice(0, 0, places->steps));
+    return heads(convolve(y, weight, state ? &(state->*part) : nullptr, places, cu_seqlens));
   };
   const Inputs in{.q = convolved(w.q_proj, w.q_conv, &KdaState::conv_q),
                   .k = convolved(w.k_proj, w.k_conv, &KdaState::conv_k),
@@ -55,14 +133,17 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
     std::vector<Tensor> parts;
     const int64_t steps = places->steps;
     if (steps > 0) {
-      const Inputs one = in.slice(0, steps);
-      parts.push_back(ops::kda_step(one.q, one.k, one.v, one.z, w.A_log, dt_bias, one.b, bound,
-                                    state->recurrent, places->slots.slice(0, 0, steps)));
+      const Inputs rows = in.slice(0, steps);
+      if (places->record) {
+        projected.insert(projected.end(), {rows.z.flatten(1), rows.b});
+        state->step_inputs = at::cat(projected, 1);
+      }
+      parts.push_back(step_rows(config, w, rows, state->recurrent, places->step_slots));
     }
-    if (steps < places->slots.size(0)) {
-      const Tensor slots = places->slots_on.slice(0, steps);
+    if (steps < T || steps == 0) {
+      const Tensor slots = places->slots_on.slice(0, places->step_sequences);
       const auto [y, last] = chunked(in.slice(steps, T), state->recurrent.index_select(0, slots),
-                                     cu_seqlens.slice(0, steps) - steps);
+                                     cu_seqlens.slice(0, places->step_sequences) - steps);
       state->recurrent.index_copy_(0, slots, last);
       parts.push_back(y);
     }

@@ -9,18 +9,28 @@ namespace godwit {
 
 // Where the sequences of one call with a state stand in it; the same for every layer.
 struct StatePlaces {
-  int64_t steps = 0;    // the first sequences that bring one token each: they take the step forms
-  at::Tensor slots;     // [N] int64 on the CPU
-  at::Tensor slots_on;  // the same on the model's device
-  at::Tensor table;     // [N, M] int32 on the CPU: pages of each sequence
-  at::Tensor lengths;   // [N] int64 on the CPU: tokens of each sequence after this call
+  int64_t step_sequences = 0;  // the first sequences, whose tokens take the step forms
+  int64_t steps = 0;           // their tokens, the first rows
+  at::Tensor slots;            // [N] int64 on the CPU
+  at::Tensor slots_on;         // the same on the model's device
+  at::Tensor table;            // [N, M] int32 on the CPU: pages of each sequence
+  at::Tensor lengths;          // [N] int64 on the CPU: tokens of each sequence after this call
   at::Tensor rows;  // [T] int64 on the device: where the new tokens' rows lie in a layer's flattened pages
+  // By step row, on the CPU: slot [steps] int64; what it sees, [steps, M] int32 and [steps] int64.
+  at::Tensor step_slots, step_table, step_lengths;
+  bool record = false;  // keep the step rows' inputs in KdaState::step_inputs
+  bool fused = false;   // all rows are steps and of the kind that ops/layer_step.h takes
 };
 
 // Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given, together
 // with `places`.
 at::Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const at::Tensor& x,
                      const at::Tensor& cu_seqlens, KdaState* state, const StatePlaces* places);
+
+// Step rows' inputs (KdaState::step_inputs) brought to the states again, without the layer's output. slots
+// [rows] int64 on the CPU: rows of one sequence follow one another.
+void kda_replay(const ModelConfig& config, const KdaWeights& w, KdaState& state, const at::Tensor& inputs,
+                const at::Tensor& slots);
 
 struct MlaContext {
   const at::Tensor& cu_seqlens;         // [N+1]
@@ -39,6 +49,10 @@ at::Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const at::T
 
 // Gated MLP: down(glu(gate x, up x)).
 at::Tensor mlp_layer(const ModelConfig& config, const MlpWeights& w, const at::Tensor& x);
+
+// The same on rows that ops/layer_step.h takes.
+at::Tensor mlp_layer_step(const ModelConfig& config, const MlpWeights& w, const at::Tensor& x);
+at::Tensor moe_layer_step(const ModelConfig& config, const MoeWeights& w, const at::Tensor& x);
 
 // Stable LatentMoE (report eq. 11, 13). Fills `trace` (all fields but layer and cu_seqlens).
 at::Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const at::Tensor& x, RouterTrace* trace);

@@ -7,6 +7,7 @@
 
 #include "godwit/base/check.h"
 #include "godwit/model/layers.h"
+#include "godwit/ops/layer_step.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -75,7 +76,7 @@ Tensor max_logits(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens, do
   return largest;
 }
 
-// The first `places.steps` sequences' one new token each against its pages; keys and values stay compressed
+// The `places.steps` step rows each against the pages it sees; keys and values stay compressed
 // (W_UK folded into q, W_UV into the output). Returns [steps, H, V]. window > 0: only the last `window` rows.
 Tensor absorbed(const MlaConfig& m, const MlaWeights& w, const Projected& p, const Tensor& pages,
                 const StatePlaces& places, int64_t window) {
@@ -84,8 +85,8 @@ Tensor absorbed(const MlaConfig& m, const MlaWeights& w, const Projected& p, con
       w.kv_b.view({m.heads, m.nope_dim + m.v_dim, R}).split_with_sizes({m.nope_dim, m.v_dim}, 1);
   const Tensor q_latent = ops::linear_heads(p.q_nope.slice(0, 0, n), kv_b[0].transpose(1, 2));  // [n, H, R]
   const Tensor query = at::cat({q_latent, p.q_pe.slice(0, 0, n)}, -1);
-  const Tensor o_latent = ops::mla_decode(query, pages, places.table.slice(0, 0, n),
-                                          places.lengths.slice(0, 0, n), R, m.scale(), window);
+  const Tensor o_latent =
+      ops::mla_decode(query, pages, places.step_table, places.step_lengths, R, m.scale(), window);
   return ops::linear_heads(o_latent, kv_b[1]);
 }
 
@@ -122,27 +123,57 @@ struct Expanded {
 Expanded expanded_form(const MlaConfig& m, const MlaWeights& w, const Projected& p,
                        const MlaContext& context) {
   const int64_t first = context.places ? context.places->steps : 0;
+  const int64_t sequence = context.places ? context.places->step_sequences : 0;
   Expanded out;
-  out.cu_q = first > 0 ? context.cu_seqlens.slice(0, first) - first : context.cu_seqlens;
+  out.cu_q = first > 0 ? context.cu_seqlens.slice(0, sequence) - first : context.cu_seqlens;
   Tensor rows = p.latent;
   out.cu_k = out.cu_q;
-  if (context.places) std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, first);
+  if (context.places) std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, sequence);
   std::tie(out.k, out.v) = expand(m, w, rows);
   out.q = at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
   return out;
+}
+
+Tensor fused_step(const ModelConfig& config, const MlaWeights& w, const Tensor& x,
+                  const MlaContext& context) {
+  const MlaConfig& m = config.mla;
+  const bool compressed = m.q_lora_rank > 0;
+  return ops::mla_layer_step({.q_a = compressed ? &w.q_a : nullptr,
+                              .q_b = compressed ? &w.q_b : &w.q_proj,
+                              .kv_a = &w.kv_a,
+                              .kv_b = &w.kv_b,
+                              .g = m.gate == MlaGate::kNone ? nullptr : &w.g_proj,
+                              .o = &w.o_proj,
+                              .q_a_norm = w.q_a_norm,
+                              .kv_a_norm = w.kv_a_norm,
+                              .heads = m.heads,
+                              .nope = m.nope_dim,
+                              .rope = m.rope_dim,
+                              .value = m.v_dim,
+                              .rank = m.kv_lora_rank,
+                              .scale = m.scale(),
+                              .norm_eps = kMlaNormEps,
+                              .window = m.window,
+                              .pages = *context.pages,
+                              .table = context.places->step_table,
+                              .lengths = context.places->step_lengths,
+                              .rows = context.places->rows},
+                             x);
 }
 
 }  // namespace
 
 Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const Tensor& x, const MlaContext& context) {
   const MlaConfig& m = config.mla;
+  if (context.places && context.places->fused && !m.rotary && m.gate != MlaGate::kLocalGlobal)
+    return fused_step(config, w, x, context);
   const int64_t T = x.size(0);
   const Projected p = project(config, w, x, context);
   if (context.places)
     context.pages->view({-1, context.pages->size(2)}).index_copy_(0, context.places->rows, p.latent);
   const int64_t steps = context.places ? context.places->steps : 0;
   Expanded e;
-  if (steps < context.cu_seqlens.numel() - 1) {
+  if (steps < T || steps == 0) {
     e = expanded_form(m, w, p, context);
     if (context.max_logit) *context.max_logit = max_logits(e.q, e.k, e.cu_k, m.scale(), context.qk_limit);
   }

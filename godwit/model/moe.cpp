@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "godwit/model/layers.h"
+#include "godwit/ops/layer_step.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -38,6 +39,42 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
               .cutoff = cutoff,
               .cu_seqlens = {}};
   return w.shared ? u + mlp_layer(config, *w.shared, x) : u;
+}
+
+static ops::MlpLayerStep mlp_step(const ModelConfig& config, const MlpWeights& w) {
+  return {.gate = &w.gate,
+          .up = &w.up,
+          .down = &w.down,
+          .beta_gate = config.glu_gate_beta(),
+          .beta_up = config.glu_up_beta()};
+}
+
+Tensor mlp_layer_step(const ModelConfig& config, const MlpWeights& w, const Tensor& x) {
+  return ops::mlp_layer_step(mlp_step(config, w), x);
+}
+
+Tensor moe_layer_step(const ModelConfig& config, const MoeWeights& w, const Tensor& x) {
+  const MoeConfig& m = config.moe;
+  const bool latent = m.latent > 0;
+  return ops::moe_layer_step({.router = &w.router,
+                              .down = latent ? &w.down : nullptr,
+                              .up = latent ? &w.up : nullptr,
+                              .w1 = &w.w1,
+                              .w3 = &w.w3,
+                              .w2 = &w.w2,
+                              .shared = w.shared ? mlp_step(config, *w.shared) : ops::MlpLayerStep{},
+                              .router_bias = w.router_bias,
+                              .norm = latent && m.latent_norm ? w.norm : Tensor(),
+                              .router_sees_latent = latent && m.router_input == RouterInput::kLatent,
+                              .k = m.experts_per_token,
+                              .groups = m.groups,
+                              .topk_groups = m.topk_groups,
+                              .renormalize = m.renormalize,
+                              .scale = m.scale,
+                              .beta_gate = config.glu_gate_beta(),
+                              .beta_up = config.glu_up_beta(),
+                              .norm_eps = config.rms_norm_eps},
+                             x);
 }
 
 }  // namespace godwit

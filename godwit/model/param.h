@@ -32,6 +32,10 @@ struct ParamInfo {
   int64_t head_rows = 0;
   bool weight_decay = true;
   bool keep_fp32 = false;  // stored in fp32 whatever the model's dtype
+  // A linear layer that may be held as int8: all but the router, whose choices small errors change, and
+  // kv_b_proj, which decoding takes apart by heads.
+  bool may_pack = false;
+  bool is_matrix = false;  // the value is a Matrix (see as_matrix): those of the decoder, not of the tower
 };
 
 using ParamVisitor = std::function<void(const ParamInfo& info, at::Tensor& value)>;

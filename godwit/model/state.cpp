@@ -141,6 +141,17 @@ void ModelState::clear(int64_t n) {
   }
 }
 
+std::vector<KdaState> ModelState::copy_kda(int64_t n) const {
+  std::vector<KdaState> out;
+  for (const LayerState& layer : layers_) out.push_back(copy_slot(layer.kda, n));
+  return out;
+}
+
+void ModelState::rewind(int64_t n, const std::vector<KdaState>& kda, int64_t tokens) {
+  for (size_t i = 0; i < layers_.size(); ++i) set_slot(layers_[i].kda, n, kda[i]);
+  sequences_[n].length -= tokens;
+}
+
 // The last page of `pages`, if it is not full, becomes a copy of its own.
 void ModelState::own_last_page(PageList& pages, int64_t length) {
   while (pages.size() > pages_for(length)) pages.drop_last();
@@ -172,18 +183,46 @@ void ModelState::restore(int64_t n, const StateSnapshot& snapshot) {
   for (size_t i = 0; i < layers_.size(); ++i) set_slot(layers_[i].kda, n, snapshot.kda[i]);
 }
 
-SwappedState ModelState::swap_out(int64_t n) {
-  SequenceState& sequence = sequences_[n];
-  SwappedState out{.length = sequence.length, .kda = {}, .rows = {}};
-  const at::Tensor index = row_index(sequence.pages, sequence.length);
+int64_t SwappedState::bytes() const {
+  int64_t total = 0;
+  for (const KdaState& layer : kda) total += bytes_of(layer);
+  for (const at::Tensor& layer : rows) total += layer.defined() ? static_cast<int64_t>(layer.nbytes()) : 0;
+  return total;
+}
+
+std::vector<at::Tensor> ModelState::copy_rows(const PageList& pages, int64_t length) const {
+  const at::Tensor index = row_index(pages, length);
+  std::vector<at::Tensor> out;
   for (const LayerState& layer : layers_) {
-    out.kda.push_back(copy_slot(layer.kda, n, at::kCPU));
-    out.rows.push_back(layer.pages.defined()
-                           ? flat_rows(layer).index_select(0, index.to(layer.pages.device())).to(at::kCPU)
-                           : at::Tensor());
+    out.push_back(layer.pages.defined()
+                      ? flat_rows(layer).index_select(0, index.to(layer.pages.device())).to(at::kCPU)
+                      : at::Tensor());
   }
+  return out;
+}
+
+SwappedState ModelState::swap_out(int64_t n) {
+  const SequenceState& sequence = sequences_[n];
+  SwappedState out{.length = sequence.length, .kda = {}, .rows = copy_rows(sequence.pages, sequence.length)};
+  for (const LayerState& layer : layers_) out.kda.push_back(copy_slot(layer.kda, n, at::kCPU));
   clear(n);
   return out;
+}
+
+SwappedState ModelState::copy_to_host(const StateSnapshot& snapshot) const {
+  SwappedState out{.length = snapshot.length, .kda = {}, .rows = copy_rows(snapshot.pages, snapshot.length)};
+  for (const KdaState& layer : snapshot.kda)
+    out.kda.push_back(layer.recurrent.defined() ? copy_slot(layer, 0, at::kCPU) : KdaState{});
+  return out;
+}
+
+int64_t ModelState::host_bytes(const StateSnapshot& snapshot) const {
+  int64_t total = snapshot.bytes();
+  for (const LayerState& layer : layers_) {
+    if (layer.pages.defined())
+      total += snapshot.length * layer.pages.size(2) * static_cast<int64_t>(layer.pages.element_size());
+  }
+  return total;
 }
 
 bool ModelState::swap_in(int64_t n, const SwappedState& swapped) {

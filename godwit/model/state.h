@@ -23,6 +23,9 @@ inline constexpr int64_t kLatentPage = 64;
 struct KdaState {
   at::Tensor conv_q, conv_k, conv_v;  // [S, H*K, W-1] the last inputs of the convolutions
   at::Tensor recurrent;               // [S, H, K, V] fp32
+  // Of the last call with PackedBatch::record: what its step rows brought to the states, [rows, 4 H*K + H]
+  // (q | k | v | z | b as projected), so that some of them can be taken back (see replay_steps).
+  at::Tensor step_inputs;
 
   std::vector<at::Tensor*> tensors() { return {&conv_q, &conv_k, &conv_v, &recurrent}; }
   std::vector<const at::Tensor*> tensors() const { return {&conv_q, &conv_k, &conv_v, &recurrent}; }
@@ -79,6 +82,8 @@ struct SwappedState {
   int64_t length = 0;
   std::vector<KdaState> kda;     // by layer, leading dimension 1
   std::vector<at::Tensor> rows;  // by layer, [length, R + P]
+
+  int64_t bytes() const;
 };
 
 class ModelState {
@@ -102,10 +107,18 @@ class ModelState {
   void advance(int64_t n, int64_t tokens) { sequences_[n].length += tokens; }
   void clear(int64_t n);
 
+  // The KDA part of sequence n by layer, leading dimension 1, on the device: to go back to.
+  std::vector<KdaState> copy_kda(int64_t n) const;
+  // Back to that state, `tokens` before the present length. The rows beyond are written again later, so no
+  // snapshot may have been taken since.
+  void rewind(int64_t n, const std::vector<KdaState>& kda, int64_t tokens);
+
   // A page that is not full is copied, so one free page may be needed: throws Error where there is none.
   StateSnapshot snapshot(int64_t n);
   void restore(int64_t n, const StateSnapshot& snapshot);
   SwappedState swap_out(int64_t n);
+  SwappedState copy_to_host(const StateSnapshot& snapshot) const;
+  int64_t host_bytes(const StateSnapshot& snapshot) const;  // what that takes
   // False, and nothing changed, when the store has not enough pages.
   bool swap_in(int64_t n, const SwappedState& swapped);
 
@@ -119,6 +132,7 @@ class ModelState {
 
  private:
   void grow(int64_t pages);
+  std::vector<at::Tensor> copy_rows(const PageList& pages, int64_t length) const;
   void own_last_page(PageList& pages, int64_t length);
 
   std::shared_ptr<PagePool> pool_;

@@ -23,17 +23,36 @@ class Visitor {
  public:
   Visitor(const ModelConfig& config, const ParamVisitor& visit) : c_(config), visit_(visit) {}
 
-  void matrix(const std::string& name, at::Tensor& value, int64_t out, int64_t in,
-              int64_t head_rows = 0) const {
-    visit_({.name = name, .role = ParamRole::kMatrix, .shape = {out, in}, .head_rows = head_rows}, value);
+  void matrix(const std::string& name, Matrix& value, int64_t out, int64_t in, int64_t head_rows = 0) const {
+    visit_({.name = name,
+            .role = ParamRole::kMatrix,
+            .shape = {out, in},
+            .head_rows = head_rows,
+            .may_pack = true,
+            .is_matrix = true},
+           value);
+  }
+  void kept_matrix(const std::string& name, Matrix& value, int64_t out, int64_t in,
+                   int64_t head_rows = 0) const {
+    visit_({.name = name,
+            .role = ParamRole::kMatrix,
+            .shape = {out, in},
+            .head_rows = head_rows,
+            .is_matrix = true},
+           value);
   }
   void norm(const std::string& name, at::Tensor& value, int64_t size, bool fp32 = false) const {
     visit_(
         {.name = name, .role = ParamRole::kNorm, .shape = {size}, .weight_decay = false, .keep_fp32 = fp32},
         value);
   }
-  void table(const std::string& name, at::Tensor& value, ParamRole role) const {
-    visit_({.name = name, .role = role, .shape = {c_.vocab_size, c_.hidden}}, value);
+  void table(const std::string& name, Matrix& value, ParamRole role) const {
+    visit_({.name = name,
+            .role = role,
+            .shape = {c_.vocab_size, c_.hidden},
+            .may_pack = role == ParamRole::kHead,
+            .is_matrix = true},
+           value);
   }
   void residual(const std::string& name, at::Tensor& norm_weight, at::Tensor& query) const {
     norm(name + "_res_norm.weight", norm_weight, c_.hidden);
@@ -83,8 +102,8 @@ class Visitor {
     }
     matrix(at + "kv_a_proj_with_mqa.weight", w.kv_a, m.kv_lora_rank + m.rope_dim, c_.hidden);
     norm(at + "kv_a_layernorm.weight", w.kv_a_norm, m.kv_lora_rank);
-    matrix(at + "kv_b_proj.weight", w.kv_b, m.heads * (m.nope_dim + m.v_dim), m.kv_lora_rank,
-           m.nope_dim + m.v_dim);
+    kept_matrix(at + "kv_b_proj.weight", w.kv_b, m.heads * (m.nope_dim + m.v_dim), m.kv_lora_rank,
+                m.nope_dim + m.v_dim);
     if (m.gate != MlaGate::kNone) matrix(at + "g_proj.weight", w.g_proj, m.heads * m.v_dim, c_.hidden);
     matrix(at + "o_proj.weight", w.o_proj, c_.hidden, m.heads * m.v_dim);
   }
@@ -121,8 +140,8 @@ class Visitor {
   void moe(const std::string& at, MoeWeights& w) const {
     const MoeConfig& m = c_.moe;
     const int64_t width = m.latent > 0 ? m.latent : c_.hidden;
-    matrix(at + "gate.weight", w.router, m.experts,
-           m.router_input == RouterInput::kLatent ? m.latent : c_.hidden);
+    kept_matrix(at + "gate.weight", w.router, m.experts,
+                m.router_input == RouterInput::kLatent ? m.latent : c_.hidden);
     visit_({.name = at + "gate.e_score_correction_bias",
             .role = ParamRole::kRouterBias,
             .shape = {m.experts},
@@ -146,8 +165,9 @@ class Visitor {
         {.name = name, .role = ParamRole::kDecay, .shape = {size}, .weight_decay = false, .keep_fp32 = true},
         value);
   }
-  void experts(const std::string& name, at::Tensor& value, int64_t out, int64_t in) const {
-    visit_({.name = name, .role = ParamRole::kExperts, .shape = {c_.moe.experts, out, in}}, value);
+  void experts(const std::string& name, Matrix& value, int64_t out, int64_t in) const {
+    visit_({.name = name, .role = ParamRole::kExperts, .shape = {c_.moe.experts, out, in}, .is_matrix = true},
+           value);
   }
 
   const ModelConfig& c_;

@@ -10,38 +10,44 @@
 
 #include "godwit/model/config.h"
 #include "godwit/model/param.h"
+#include "godwit/ops/matrix.h"
 
 namespace godwit {
 
+using ops::Matrix;
+
 struct KdaWeights {
-  at::Tensor q_proj, k_proj, v_proj;  // [H*K, D]
+  Matrix q_proj, k_proj, v_proj;      // [H*K, D]
   at::Tensor q_conv, k_conv, v_conv;  // [H*K, W] fp32 (stored as [H*K, 1, W])
-  at::Tensor f_a, f_b;                // decay gate [K, D], [H*K, K]
-  at::Tensor b_proj;                  // [H, D]
+  Matrix f_a, f_b;                    // decay gate [K, D], [H*K, K]
+  Matrix b_proj;                      // [H, D]
   at::Tensor A_log, dt_bias;          // [H], [H*K] fp32
-  at::Tensor g_proj;                  // output gate [H*K, D] (full rank), or
-  at::Tensor g_a, g_b;                // [K, D], [H*K, K]
+  Matrix g_proj;                      // output gate [H*K, D] (full rank), or
+  Matrix g_a, g_b;                    // [K, D], [H*K, K]
   at::Tensor o_norm;                  // [K] fp32, shared by the heads
-  at::Tensor o_proj;                  // [D, H*K]
+  Matrix o_proj;                      // [D, H*K]
 };
 
 struct MlaWeights {
-  at::Tensor q_proj;                 // [H*(nope+rope), D] without compression, or
-  at::Tensor q_a, q_a_norm, q_b;     // [q_rank, D], [q_rank], [H*(nope+rope), q_rank]
-  at::Tensor kv_a, kv_a_norm, kv_b;  // [kv_rank+rope, D], [kv_rank], [H*(nope+v), kv_rank]
-  at::Tensor g_proj;                 // [H*v, D] where the config has a gate
-  at::Tensor o_proj;                 // [D, H*v]
+  Matrix q_proj;         // [H*(nope+rope), D] without compression, or
+  Matrix q_a, q_b;       // [q_rank, D], [H*(nope+rope), q_rank]
+  at::Tensor q_a_norm;   // [q_rank]
+  Matrix kv_a, kv_b;     // [kv_rank+rope, D], [H*(nope+v), kv_rank]
+  at::Tensor kv_a_norm;  // [kv_rank]
+  Matrix g_proj;         // [H*v, D] where the config has a gate
+  Matrix o_proj;         // [D, H*v]
 };
 
 struct MlpWeights {
-  at::Tensor gate, up, down;  // [I, D], [I, D], [D, I]
+  Matrix gate, up, down;  // [I, D], [I, D], [D, I]
 };
 
 struct MoeWeights {
-  at::Tensor router;          // [E, D] (or [E, latent] where the router reads the latent)
-  at::Tensor router_bias;     // [E] fp32, set by the balance rule
-  at::Tensor down, norm, up;  // latent projections [L, D], [L], [D, L]; undefined without a latent
-  at::Tensor w1, w3, w2;      // [E, I, L], [E, I, L], [E, L, I]
+  Matrix router;           // [E, D] (or [E, latent] where the router reads the latent)
+  at::Tensor router_bias;  // [E] fp32, set by the balance rule
+  Matrix down, up;         // latent projections [L, D], [D, L]; undefined without a latent
+  at::Tensor norm;         // [L]
+  Matrix w1, w3, w2;       // [E, I, L], [E, I, L], [E, L, I]
   std::optional<MlpWeights> shared;
 };
 
@@ -72,17 +78,18 @@ struct VisionWeights {
 };
 
 struct ModelWeights {
-  at::Tensor embed;  // [V, D]
+  Matrix embed;  // [V, D]
   std::vector<LayerWeights> layers;
   at::Tensor norm;                         // [D]
   at::Tensor out_res_norm, out_res_query;  // [D]
-  at::Tensor lm_head;                      // [V, D]; undefined when tied
+  Matrix lm_head;                          // [V, D]; undefined when tied
   std::optional<VisionWeights> vision;  // where the configuration has a tower and the files have its weights
 };
 
 // Visits every parameter in file order, the vision tower's last, with its name, role and shape. The tensors
-// may be undefined (the planner's case). Names are the released ones, except that the experts of a layer are
-// one tensor: "….experts.w1.weight" [E, I, L].
+// may be undefined (the planner's case). `value` of a parameter with info.is_matrix is a Matrix (see
+// as_matrix). Names are the released ones, except that the experts of a layer are one tensor:
+// "….experts.w1.weight" [E, I, L].
 void for_each_param(const ModelConfig& config, ModelWeights& weights, const ParamVisitor& visit);
 
 // Structs with undefined tensors, shaped by the configuration (which optionals exist).
