@@ -11,6 +11,8 @@
 #include "godwit/base/check.h"
 #include "godwit/base/parallel.h"
 #include "godwit/base/rng.h"
+#include "godwit/infer/memory.h"
+#include "godwit/infer/prompt_lookup.h"
 #include "godwit/model/forward.h"
 #include "godwit/ops/ops.h"
 
@@ -18,10 +20,6 @@ namespace godwit {
 namespace {
 
 constexpr uint64_t kChoiceStream = 0x63686f696365;  // "choice"
-
-int64_t whole_pages(int64_t tokens) {
-  return (tokens + kLatentPage - 1) / kLatentPage * kLatentPage;
-}
 
 }  // namespace
 
@@ -44,6 +42,7 @@ struct Engine::Sequence {
   std::unique_ptr<TokenConstraint> constraint;
   TokenHistory history;
   bool uses_history = false;
+  PromptLookup lookup;
   bool finished = false;
   int64_t cached = 0;
 
@@ -57,30 +56,30 @@ struct Engine::Piece {
   Sequence* sequence = nullptr;
   int64_t from = 0;
   int64_t to = 0;
-  [[nodiscard]] int64_t tokens() const { return to - from; }
+  std::vector<int32_t> drafts = {};   // behind the sequence's last token; they take the step forms too
+  std::vector<KdaState> before = {};  // with drafts: to go back to
+  [[nodiscard]] int64_t tokens() const { return to - from + static_cast<int64_t>(drafts.size()); }
+  [[nodiscard]] bool steps() const { return to - from == 1; }
+};
+
+// A sequence that draws: from the row of its last token and, while what it draws is what was drafted, from
+// the rows of the drafts.
+struct Engine::Drawing {
+  const Piece* piece = nullptr;
+  int64_t call_row = 0;  // of its first token in the forward call
+  int64_t row = 0;       // of its first logits
+  int64_t taken = 0;     // tokens drawn so far
+  bool goes_on = true;
 };
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options)
     : model_(model),
-      options_([&] {
-        EngineOptions o = options;
-        const int64_t limit = context_limit(model.config);
-        if (o.max_context <= 0) o.max_context = limit;
-        check(o.max_context <= limit, "engine: max_context {} is beyond the model's {}", o.max_context,
-              limit);
-        check(o.max_sequences > 0 && o.prefill_tokens > 0,
-              "engine: max_sequences and prefill_tokens must be positive, got {} and {}", o.max_sequences,
-              o.prefill_tokens);
-        if (o.cache_tokens <= 0) o.cache_tokens = o.max_sequences * std::min<int64_t>(o.max_context, 8192);
-        o.cache_tokens = whole_pages(o.cache_tokens);
-        o.prefill_tokens = whole_pages(o.prefill_tokens);
-        return o;
-      }()),
+      options_(fit_options(model.config, options, model.weights.embed.scalar_type())),
       max_context_(std::min(options_.max_context, options_.cache_tokens)),
       state_(model.config,
              {.sequences = options_.max_sequences, .pages = options_.cache_tokens / kLatentPage},
              model.device, model.weights.embed.scalar_type()),
-      prefix_(options_.prefix) {
+      prefix_(options_.prefix, state_) {
   for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
   publish();
 }
@@ -156,6 +155,21 @@ void Engine::take_inbox() {
   drop_finished();
 }
 
+// The longest cached state that the prompt begins with. One from host memory joins the store again.
+bool Engine::restore_prefix(int64_t slot, std::span<const int64_t> prompt) {
+  std::optional<PrefixCache::Hit> hit = prefix_.find(prompt);
+  if (!hit) return false;
+  if (hit->stored) {
+    state_.restore(slot, *hit->stored);
+    return true;
+  }
+  while (!state_.swap_in(slot, hit->host)) {
+    if (!prefix_.evict()) return false;
+  }
+  prefix_.insert(prompt.first(hit->length), state_.snapshot(slot));
+  return true;
+}
+
 // A slot, and the state to go on from.
 bool Engine::place_sequence(Sequence& sequence) {
   const int64_t slot = free_slots_.back();
@@ -166,12 +180,7 @@ bool Engine::place_sequence(Sequence& sequence) {
     sequence.swapped.reset();
   } else {
     const std::span<const int64_t> prompt = sequence.media->keys();
-    const StateSnapshot* hit = prefix_.find(prompt);
-    if (hit) {
-      state_.restore(slot, *hit);
-    } else {
-      state_.clear(slot);
-    }
+    if (!restore_prefix(slot, prompt)) state_.clear(slot);
     while (!state_.reserve(slot, sequence.prompt_size() + 1 - state_.length(slot))) {
       if (!prefix_.evict()) {
         state_.clear(slot);
@@ -257,23 +266,46 @@ std::vector<Engine::Piece> Engine::plan_step() {
     pieces.push_back({.sequence = s, .from = from, .to = to});
   }
   std::erase_if(pieces, [](const Piece& p) { return p.sequence->slot < 0; });
-  std::stable_partition(pieces.begin(), pieces.end(), [](const Piece& p) { return p.tokens() == 1; });
+  std::stable_partition(pieces.begin(), pieces.end(), [](const Piece& p) { return p.steps(); });
+  if (options_.draft_tokens > 0) {
+    for (Piece& piece : pieces) add_drafts(piece);
+  }
   return pieces;
+}
+
+// Drafts go where room is free: nothing is evicted for them.
+void Engine::add_drafts(Piece& piece) {
+  Sequence& s = *piece.sequence;
+  if (!piece.steps() || piece.to < s.size() || s.drawn() < 1) return;
+  const int64_t left = std::min(s.request->max_tokens - s.drawn(), max_context_ - s.size()) - 1;
+  std::vector<int32_t> drafts = s.lookup.draft(s.tokens, std::min(options_.draft_tokens, left));
+  // A picture's place has no token of its own to be verified.
+  drafts.erase(std::find(drafts.begin(), drafts.end(), model_.config.media_id), drafts.end());
+  if (drafts.empty() || !state_.reserve(s.slot, 1 + static_cast<int64_t>(drafts.size()))) return;
+  piece.drafts = std::move(drafts);
+  piece.before = state_.copy_kda(s.slot);
+  stats_.drafted_tokens += static_cast<int64_t>(piece.drafts.size());
 }
 
 void Engine::feed(const std::vector<Piece>& pieces) {
   const at::NoGradGuard no_grad;
-  std::vector<int64_t> ids, lengths, slots, last_rows;
-  std::vector<Sequence*> drawing;
+  std::vector<int64_t> ids, lengths, slots, logit_rows;
+  std::vector<Drawing> drawing;
+  int64_t step_sequences = 0;
+  bool drafts = false;
   for (const Piece& piece : pieces) {
     const auto& tokens = piece.sequence->tokens;
+    const auto first = static_cast<int64_t>(ids.size());
     ids.insert(ids.end(), tokens.begin() + piece.from, tokens.begin() + piece.to);
+    ids.insert(ids.end(), piece.drafts.begin(), piece.drafts.end());
     lengths.push_back(piece.tokens());
     slots.push_back(piece.sequence->slot);
-    if (piece.to == piece.sequence->size()) {
-      drawing.push_back(piece.sequence);
-      last_rows.push_back(static_cast<int64_t>(ids.size()) - 1);
-    }
+    step_sequences += piece.steps() ? 1 : 0;
+    drafts = drafts || !piece.drafts.empty();
+    if (piece.to != piece.sequence->size()) continue;
+    drawing.push_back({.piece = &piece, .call_row = first, .row = static_cast<int64_t>(logit_rows.size())});
+    for (int64_t row = first + piece.to - piece.from - 1; row < static_cast<int64_t>(ids.size()); ++row)
+      logit_rows.push_back(row);
   }
   at::Tensor logits;
   try {
@@ -285,10 +317,14 @@ void Engine::feed(const std::vector<Piece>& pieces) {
     const PackedBatch batch{.ids = at::tensor(ids, at::kLong).to(model_.device),
                             .cu_seqlens = make_cu_seqlens(lengths),
                             .sequences = slots,
+                            .step_sequences = step_sequences,
+                            .record = drafts,
                             .media = media.empty() ? at::Tensor() : at::cat(media)};
     const at::Tensor hidden = forward_hidden(model_.config, model_.weights, batch, &state_);
     if (!drawing.empty()) {
-      const at::Tensor rows = hidden.index_select(0, at::tensor(last_rows, at::kLong).to(model_.device));
+      const bool all = logit_rows.size() == ids.size();
+      const at::Tensor rows =
+          all ? hidden : hidden.index_select(0, at::tensor(logit_rows, at::kLong).to(model_.device));
       logits = ops::linear(rows, head_weight(model_.config, model_.weights)).to(at::kCPU, at::kFloat);
     }
   } catch (const std::exception& e) {  // memory, most likely: these sequences' states are half advanced
@@ -305,16 +341,30 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   if (!drawing.empty()) draw(drawing, logits);
 }
 
-void Engine::draw(const std::vector<Sequence*>& sequences, const at::Tensor& logits) {
+void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
+  std::vector<Drawing*> active;
+  for (Drawing& d : drawings) active.push_back(&d);
+  while (!active.empty()) {
+    draw_rows(active, logits);
+    std::erase_if(active, [](const Drawing* d) { return !d->goes_on; });
+  }
+  for (const Drawing& d : drawings) {
+    if (!d.piece->drafts.empty()) take_back(d);
+  }
+}
+
+// One token of each. A sequence goes on to its next row where it drew what was fed there.
+void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits) {
   struct Outcome {
     Sampled sampled;
     DrawnToken token;
     std::string error;
   };
-  std::vector<Outcome> outcomes(sequences.size());
-  parallel_for(0, static_cast<int64_t>(sequences.size()), 1, [&](int64_t begin, int64_t end) {
+  std::vector<Outcome> outcomes(drawings.size());
+  parallel_for(0, static_cast<int64_t>(drawings.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      Sequence& s = *sequences[i];
+      Sequence& s = *drawings[i]->piece->sequence;
+      const at::Tensor row = logits[drawings[i]->row + drawings[i]->taken];
       Outcome& out = outcomes[i];
       try {
         at::Tensor forbidden = s.forbidden;
@@ -322,22 +372,41 @@ void Engine::draw(const std::vector<Sequence*>& sequences, const at::Tensor& log
           forbidden = forbidden.clone();
           s.constraint->forbid(forbidden);
         }
-        out.sampled =
-            sample(logits[i], s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
+        out.sampled = sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
         out.token = {.id = static_cast<int32_t>(out.sampled.id), .logprob = out.sampled.logprob};
-        if (s.request->top_logprobs > 0) out.token.top = likeliest(logits[i], s.request->top_logprobs);
+        if (s.request->top_logprobs > 0) out.token.top = likeliest(row, s.request->top_logprobs);
       } catch (const std::exception& e) {
         out.error = e.what();
       }
     }
   });
-  for (size_t i = 0; i < sequences.size(); ++i) {
+  for (size_t i = 0; i < drawings.size(); ++i) {
+    Drawing& d = *drawings[i];
+    Sequence& s = *d.piece->sequence;
+    const std::vector<int32_t>& drafts = d.piece->drafts;
     if (outcomes[i].error.empty()) {
-      take_token(*sequences[i], std::move(outcomes[i].token));
+      const bool drafted =
+          d.taken < static_cast<int64_t>(drafts.size()) && outcomes[i].token.id == drafts[d.taken];
+      take_token(s, std::move(outcomes[i].token));
+      ++d.taken;
+      stats_.accepted_tokens += drafted ? 1 : 0;
+      d.goes_on = drafted && !s.finished;
     } else {
-      finish(*sequences[i], {.reason = FinishReason::kError, .error = outcomes[i].error});
+      finish(s, {.reason = FinishReason::kError, .error = outcomes[i].error});
+      d.goes_on = false;
     }
   }
+}
+
+// The state stands behind all drafts; it goes back behind the tokens that were drawn. The last drawn token is
+// fed in the next step, as ever.
+void Engine::take_back(const Drawing& d) {
+  const Piece& piece = *d.piece;
+  const int64_t fed = piece.tokens(), slot = piece.sequence->slot;
+  if (piece.sequence->finished || d.taken == fed) return;
+  state_.rewind(slot, piece.before, fed);
+  replay_steps(model_.config, model_.weights, state_, slot, d.call_row, d.taken);
+  state_.advance(slot, d.taken);
 }
 
 void Engine::take_token(Sequence& s, DrawnToken token) {
@@ -414,6 +483,8 @@ void Engine::publish() {
   stats_.pages = state_.pages();
   stats_.prefix_entries = prefix_.entries();
   stats_.prefix_bytes = prefix_.bytes();
+  stats_.host_entries = prefix_.host_entries();
+  stats_.host_bytes = prefix_.host_bytes();
   stats_.state_bytes = state_.bytes();
   const std::lock_guard lock(mutex_);
   stats_.waiting = static_cast<int64_t>(waiting_.size() + inbox_.size());

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -73,7 +74,11 @@ struct EngineOptions {
   int64_t cache_tokens =
       0;  // of all sequences and cached prefixes; 0: max_sequences * min(max_context, 8192)
   int64_t prefill_tokens = 512;  // of prompts, fed in one step; rounded up to whole pages
+  // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change.
+  int64_t draft_tokens = 0;
   PrefixCache::Options prefix = {};
+  // What the engine may take of the device's memory; 0: whatever it asks for (see memory.h).
+  int64_t memory_bytes = 0;
 };
 
 struct EngineStats {
@@ -81,8 +86,10 @@ struct EngineStats {
   int64_t finished = 0, failed = 0, preempted = 0;
   int64_t prompt_tokens = 0;  // of admitted requests; of them `cached_tokens` came from the prefix cache
   int64_t cached_tokens = 0, drawn_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;  // of speculation; accepted ones are among drawn_tokens
   int64_t free_pages = 0, pages = 0;
   int64_t prefix_entries = 0, prefix_bytes = 0, state_bytes = 0;
+  int64_t host_entries = 0, host_bytes = 0;  // of the prefix entries those in host memory
   int64_t steps = 0;
 };
 
@@ -111,15 +118,20 @@ class Engine {
  private:
   struct Sequence;
   struct Piece;
+  struct Drawing;
 
   void take_inbox();
   void admit();
   bool place_sequence(Sequence& sequence);
+  bool restore_prefix(int64_t slot, std::span<const int64_t> prompt);
   std::vector<Piece> plan_step();
   bool make_room(Sequence& sequence, int64_t tokens);
   bool preempt_youngest(const Sequence& keep);
   void feed(const std::vector<Piece>& pieces);
-  void draw(const std::vector<Sequence*>& sequences, const at::Tensor& logits);
+  void add_drafts(Piece& piece);
+  void draw(std::vector<Drawing>& drawings, const at::Tensor& logits);
+  void draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits);
+  void take_back(const Drawing& drawing);
   void take_token(Sequence& sequence, DrawnToken token);
   void finish(Sequence& sequence, Finish finish);
   void drop_finished();

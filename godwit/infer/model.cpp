@@ -7,7 +7,8 @@
 
 namespace godwit {
 
-LoadedModel load_model(const std::string& directory, at::Device device, std::optional<at::ScalarType> dtype) {
+LoadedModel load_model(const std::string& directory, at::Device device, std::optional<at::ScalarType> dtype,
+                       const WeightFormat& format) {
   const ModelConfig config = load_model_config(directory);
   Tokenizer tokenizer = Tokenizer::load(directory);
   check(tokenizer.vocab_size() <= config.vocab_size,
@@ -15,7 +16,8 @@ LoadedModel load_model(const std::string& directory, at::Device device, std::opt
         config.vocab_size);
   io::ImageProcessorConfig processor = load_image_processor(directory, config);
   return {.config = config,
-          .weights = load_weights(config, directory, device, dtype.value_or(scalar_type_of(config.dtype))),
+          .weights =
+              load_weights(config, directory, device, dtype.value_or(scalar_type_of(config.dtype)), format),
           .tokenizer = std::move(tokenizer),
           .device = device,
           .images = processor};

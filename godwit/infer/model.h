@@ -11,7 +11,7 @@
 
 #include "godwit/model/config.h"
 #include "godwit/model/media.h"
-#include "godwit/model/weights.h"
+#include "godwit/model/weight_format.h"
 #include "godwit/text/tokenizer.h"
 
 namespace godwit {
@@ -27,7 +27,7 @@ struct LoadedModel {
 // A model directory: config.json, weights, tokenizer. The tokenizer's ids must fit the vocabulary. Without a
 // dtype the weights keep the checkpoint's.
 LoadedModel load_model(const std::string& directory, at::Device device,
-                       std::optional<at::ScalarType> dtype = std::nullopt);
+                       std::optional<at::ScalarType> dtype = std::nullopt, const WeightFormat& format = {});
 
 // Tokens that a sequence may have: what the configuration says, or a million where it says nothing.
 int64_t context_limit(const ModelConfig& config);

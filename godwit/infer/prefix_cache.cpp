@@ -1,6 +1,8 @@
 #include "godwit/infer/prefix_cache.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/base/rng.h"
@@ -25,7 +27,7 @@ std::vector<uint64_t> page_hashes(std::span<const int64_t> tokens) {
 
 }  // namespace
 
-const StateSnapshot* PrefixCache::find(std::span<const int64_t> prompt) {
+std::optional<PrefixCache::Hit> PrefixCache::find(std::span<const int64_t> prompt) {
   const std::vector<uint64_t> hashes = page_hashes(prompt);
   for (size_t pages = hashes.size(); pages > 0; --pages) {
     if (pages * kLatentPage >= prompt.size()) continue;
@@ -35,10 +37,11 @@ const StateSnapshot* PrefixCache::find(std::span<const int64_t> prompt) {
     if (!std::equal(entry.keys.begin(), entry.keys.end(), prompt.begin(),
                     prompt.begin() + static_cast<int64_t>(pages) * kLatentPage))
       continue;
-    entries_.splice(entries_.begin(), entries_, it->second);
-    return &entries_.front().state;
+    Entries& tier = entry.stored ? stored_ : host_;
+    tier.splice(tier.begin(), tier, it->second);
+    return Hit{.length = static_cast<int64_t>(entry.keys.size()), .stored = entry.stored, .host = entry.host};
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 std::vector<int64_t> PrefixCache::boundaries(std::span<const int64_t> prompt, int64_t start) {
@@ -67,19 +70,42 @@ void PrefixCache::insert(std::span<const int64_t> prefix, StateSnapshot state) {
   const int64_t size = state.bytes();
   if (size > options_.max_bytes) return;
   const uint64_t hash = page_hashes(prefix).back();
-  if (by_hash_.contains(hash)) return;
+  if (const auto it = by_hash_.find(hash); it != by_hash_.end()) {
+    if (it->second->stored) return;
+    drop(host_, it->second);
+  }
   while (bytes_ + size > options_.max_bytes) evict();
   bytes_ += size;
-  entries_.push_front(
-      {.hash = hash, .keys = std::vector<int64_t>(prefix.begin(), prefix.end()), .state = std::move(state)});
-  by_hash_[hash] = entries_.begin();
+  stored_.push_front({.hash = hash,
+                      .keys = std::vector<int64_t>(prefix.begin(), prefix.end()),
+                      .stored = std::move(state),
+                      .host = {}});
+  by_hash_[hash] = stored_.begin();
+}
+
+void PrefixCache::drop(Entries& entries, Entries::iterator entry) {
+  (entry->stored ? bytes_ : host_bytes_) -= entry->stored ? entry->stored->bytes() : entry->host.bytes();
+  by_hash_.erase(entry->hash);
+  entries.erase(entry);
+}
+
+void PrefixCache::to_host(Entry entry) {
+  if (state_.host_bytes(*entry.stored) > options_.host_bytes) return;
+  entry.host = state_.copy_to_host(*entry.stored);
+  entry.stored.reset();
+  host_bytes_ += entry.host.bytes();
+  while (host_bytes_ > options_.host_bytes) drop(host_, std::prev(host_.end()));
+  host_.push_front(std::move(entry));
+  by_hash_[host_.front().hash] = host_.begin();
 }
 
 bool PrefixCache::evict() {
-  if (entries_.empty()) return false;
-  bytes_ -= entries_.back().state.bytes();
-  by_hash_.erase(entries_.back().hash);
-  entries_.pop_back();
+  if (stored_.empty()) return false;
+  Entry last = std::move(stored_.back());
+  bytes_ -= last.stored->bytes();
+  by_hash_.erase(last.hash);
+  stored_.pop_back();
+  to_host(std::move(last));
   return true;
 }
 

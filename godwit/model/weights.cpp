@@ -32,6 +32,10 @@ class Visitor {
             .is_matrix = true},
            value);
   }
+  void matrix(const std::string& name, at::Tensor& value, int64_t out, int64_t in,
+              int64_t head_rows = 0) const {  // the vision tower's: never packed
+    visit_({.name = name, .role = ParamRole::kMatrix, .shape = {out, in}, .head_rows = head_rows}, value);
+  }
   void kept_matrix(const std::string& name, Matrix& value, int64_t out, int64_t in,
                    int64_t head_rows = 0) const {
     visit_({.name = name,

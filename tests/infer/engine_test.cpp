@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "godwit/infer/generate.h"
+#include "godwit/infer/memory.h"
 #include "godwit/model/forward.h"
 #include "tests/infer/bigram.h"
 #include "tests/support/compare.h"
@@ -16,11 +17,17 @@
 namespace godwit {
 namespace {
 
-LoadedModel random_model() {
+LoadedModel random_model(const char* weights = "") {
   LoadedModel model = test::bigram_model({});
+  if (*weights) model.config.moe.inner = model.config.moe.latent = 32;  // groups of MXFP4
   model.weights = init_weights(model.config, 5, at::kCPU, at::kFloat);
+  pack_weights(model.config, model.weights, weight_format_of(weights));
   return model;
 }
+
+// What holds with weights in fp32 holds with packed ones, whose products have the bits of the same weights in
+// fp32.
+constexpr const char* kFormats[] = {"", "int8", "mxfp4+int8"};
 
 std::vector<int32_t> random_prompt(const LoadedModel& model, int64_t length, uint64_t seed) {
   at::manual_seed(seed);
@@ -136,8 +143,11 @@ TEST(Engine, LogprobsAreTheModels) {
   }
 }
 
-TEST(Engine, AnswersDoNotDependOnTheBatch) {
-  const LoadedModel model = random_model();
+class EngineFormats : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Weights, EngineFormats, ::testing::ValuesIn(kFormats));
+
+TEST_P(EngineFormats, AnswersDoNotDependOnTheBatch) {
+  const LoadedModel model = random_model(GetParam());
   const std::vector<Request> requests = mixed_requests(model, 24);
   Engine engine(model, {.max_sequences = 7, .prefill_tokens = 128});
   std::vector<std::map<int64_t, Answer>> answers(requests.size());
@@ -151,8 +161,8 @@ TEST(Engine, AnswersDoNotDependOnTheBatch) {
 }
 
 // Prefixes at every distance from a page's end; the second time from the cache.
-TEST(Engine, PrefixHitEqualsMissBitForBit) {
-  const LoadedModel model = random_model();
+TEST_P(EngineFormats, PrefixHitEqualsMissBitForBit) {
+  const LoadedModel model = random_model(GetParam());
   const std::vector<int32_t> text = random_prompt(model, 400, 8);
   Engine engine(model, {.prefill_tokens = 192});
   for (const int64_t length : {63, 64, 65, 127, 128, 129, 200, 256, 320, 400}) {
@@ -206,8 +216,8 @@ TEST(Engine, ChoicesEqualRequestsWithTheirSeeds) {
 }
 
 // Too few pages for all of them: the youngest leave and come back, and nobody's answer changes.
-TEST(Engine, PreemptionChangesNothing) {
-  const LoadedModel model = random_model();
+TEST_P(EngineFormats, PreemptionChangesNothing) {
+  const LoadedModel model = random_model(GetParam());
   std::vector<Request> requests;
   for (int64_t i = 0; i < 4; ++i)
     requests.push_back({.prompt = random_prompt(model, 60, static_cast<uint64_t>(i)),
@@ -257,6 +267,72 @@ TEST(Engine, NanEndsOneRequest) {
   EXPECT_EQ(after.at(0), expected);
 }
 
+// Prompts that repeat themselves, so that there is something to draft; the bigram model repeats itself for
+// sure.
+TEST_P(EngineFormats, SpeculationChangesNothing) {
+  const LoadedModel model = random_model(GetParam());
+  struct OnlySome : TokenConstraint {  // eleven tokens, so that drafts are met
+    void forbid(at::Tensor& forbidden) override {
+      for (int64_t i = 0; i < forbidden.numel(); ++i) forbidden[i] = i < 40 || i > 50;
+    }
+    void accept(int32_t id) override { last = id; }
+    int32_t last = 0;
+  };
+  std::vector<Request> requests;
+  for (int64_t i = 0; i < 9; ++i) {
+    Request r{
+        .prompt = {},
+        .sampling = {.temperature = i % 3 == 0 ? 0.0 : 0.7, .top_k = 3, .seed = static_cast<uint64_t>(i)},
+        .max_tokens = 40 + 5 * i};
+    const std::vector<int32_t> part = random_prompt(model, 9 + i, static_cast<uint64_t>(i));
+    for (int64_t n = 0; n < 2 + i; ++n) r.prompt.insert(r.prompt.end(), part.begin(), part.end());
+    if (i % 2 == 1) r.constraint = [] { return std::make_unique<OnlySome>(); };
+    if (i == 4) r.sampling.presence_penalty = 0.5;
+    if (i == 5) r.stop_ids = {45};
+    requests.push_back(std::move(r));
+  }
+  Engine engine(
+      model, {.max_sequences = 4, .cache_tokens = 8 * kLatentPage, .prefill_tokens = 64, .draft_tokens = 5});
+  std::vector<std::map<int64_t, Answer>> answers(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) submit(engine, requests[i], answers[i]);
+  engine.run_until_idle();
+  expect_all_free(engine.stats());
+  EXPECT_GT(engine.stats().accepted_tokens, 0);
+  EXPECT_GT(engine.stats().drafted_tokens, engine.stats().accepted_tokens);
+  for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(answers[i].at(0), alone(model, requests[i])) << i;
+}
+
+TEST(Engine, SpeculationSavesSteps) {
+  const LoadedModel model = test::bigram_model({{10, 20}, {20, 30}, {30, 10}});
+  Engine engine(model, {.draft_tokens = 4});
+  const Generation out =
+      generate(engine, {.prompt = {5, 10}, .sampling = {.temperature = 0}, .max_tokens = 60});
+  for (size_t i = 0; i < out.ids.size(); ++i)
+    EXPECT_EQ(out.ids[i], static_cast<int32_t>(20 + i % 3 * 10 - i % 3 / 2 * 30));
+  EXPECT_EQ(out.ids.size(), 60u);
+  EXPECT_LT(engine.stats().steps, 20);
+  EXPECT_EQ(engine.stats().drawn_tokens, 60);
+}
+
+// A small store: prefixes go to host memory and come back, and answers do not change.
+TEST_P(EngineFormats, PrefixFromHostMemoryEqualsMiss) {
+  const LoadedModel model = random_model(GetParam());
+  Engine engine(model, {.max_sequences = 1, .cache_tokens = 5 * kLatentPage});
+  std::vector<std::vector<int32_t>> prompts;
+  for (uint64_t i = 0; i < 3; ++i) prompts.push_back(random_prompt(model, 200 + static_cast<int64_t>(i), i));
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& prompt : prompts) {
+      const Request request{.prompt = prompt, .sampling = {.seed = 3}, .max_tokens = 6};
+      std::map<int64_t, Answer> answers;
+      submit(engine, request, answers);
+      engine.run_until_idle();
+      EXPECT_EQ(answers.at(0), alone(model, request));
+      EXPECT_EQ(answers.at(0).finish.cached_tokens, round == 0 ? 0 : 192);
+    }
+  }
+  EXPECT_GT(engine.stats().host_entries, 0);
+}
+
 TEST(Engine, ConstraintNarrowsTheDraw) {
   struct OnlyEven : TokenConstraint {
     void forbid(at::Tensor& forbidden) override { forbidden.slice(0, 1, std::nullopt, 2).fill_(true); }
@@ -279,6 +355,30 @@ TEST(Engine, RefusesWhatCannotRun) {
   const Generation out = generate(engine, {.prompt = std::vector<int32_t>(127, 1), .max_tokens = 50});
   EXPECT_EQ(out.ids.size(), 1u);  // the context is full
   EXPECT_EQ(out.finish.reason, FinishReason::kLength);
+}
+
+TEST(EngineMemory, RefusedBeforeAnythingIsAllocatedOrMadeToFit) {
+  const LoadedModel model = random_model();
+  // A store that no machine has: were it allocated first, the message would be the allocator's.
+  const EngineOptions huge{
+      .max_sequences = 4, .cache_tokens = int64_t{1} << 50, .memory_bytes = int64_t{1} << 30};
+  testing::expect_error([&] { Engine(model, huge); }, {"MiB needed", "tokens would fit", "1024.0 MiB free"});
+  testing::expect_error([&] { Engine(model, {.memory_bytes = 1000}); }, {"not even one page"});
+  // Of a size that was not asked for, as much as there is room for.
+  EngineOptions free = fit_options(model.config, {.max_sequences = 64}, at::kFloat);
+  const int64_t most = engine_memory(model.config, free, at::kFloat).total();
+  free.cache_tokens = 0;
+  free.memory_bytes = most * 3 / 4;
+  const EngineOptions fitted = fit_options(model.config, free, at::kFloat);
+  EXPECT_LE(engine_memory(model.config, fitted, at::kFloat).total(), free.memory_bytes);
+  EXPECT_GT(engine_memory(model.config, fitted, at::kFloat).total(), free.memory_bytes - (1 << 20));
+  EXPECT_EQ(fitted.cache_tokens % kLatentPage, 0);
+  // The store takes what was said.
+  const EngineOptions small{.max_sequences = 3, .cache_tokens = 640};
+  Engine engine(model, small);
+  const EngineMemory memory =
+      engine_memory(model.config, fit_options(model.config, small, at::kFloat), at::kFloat);
+  EXPECT_EQ(engine.stats().state_bytes, memory.slots + memory.pages);
 }
 
 }  // namespace
