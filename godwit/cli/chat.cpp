@@ -167,7 +167,7 @@ int run_chat(const ChatArgs& args) {
   for (const std::string& path : args.images) pictures.push_back(load_picture(model, path));
   ChatOptions options;
   options.thinking = !args.no_thinking;
-  Engine engine(model, single_sequence(model, kChatContext));
+  Engine engine(model, single_sequence(model, kChatContext, args.model.draft_tokens));
   Conversation conversation{
       .model = model,
       .engine = engine,

@@ -72,7 +72,9 @@ struct ModelArgs {
   double top_p = 1.0;
   int64_t top_k = 0;
   uint64_t seed = 0;
-  std::string dtype = {};  // f32 or bf16; empty: the checkpoint's
+  std::string dtype = {};    // f32 or bf16; empty: the checkpoint's
+  std::string weights = {};  // how they are held: see weight_format_of
+  int64_t draft_tokens = 0;
   DeviceArgs device = {};
 };
 
@@ -101,7 +103,9 @@ struct ServeArgs {
   int64_t max_context = 0;   // 0: the model's
   int64_t cache_tokens = 0;  // 0: max_sequences contexts of up to 8192 tokens
   int64_t max_waiting = 256;
-  std::string dtype;
+  int64_t draft_tokens = 0;
+  int64_t host_cache = 0;  // bytes; 0: the default
+  std::string dtype, weights;
   DeviceArgs device;
 };
 int run_serve(const ServeArgs& args);
@@ -115,7 +119,7 @@ struct EvalArgs {
   int64_t samples = 0;      // mqar, niah: sequences a point; 0 = 32 and 10
   int64_t distractors = 0;  // niah
   uint64_t seed = 0;
-  std::string dtype;
+  std::string dtype, weights;
   bool json = false;
   DeviceArgs device;
 };
@@ -127,7 +131,7 @@ struct LogitsArgs {
   std::string out;             // .safetensors
   std::vector<int64_t> split;  // pieces to feed; empty = at once
   std::vector<std::string> images;
-  std::string dtype = "f32";
+  std::string dtype = "f32", weights;
   DeviceArgs device;
 };
 int run_logits(const LogitsArgs& args);
@@ -182,6 +186,20 @@ struct BenchTrainArgs {
   DeviceArgs device;
 };
 int run_bench_train(const BenchTrainArgs& args);
+
+struct BenchDecodeArgs {
+  std::string model = "nano";  // a directory, or a preset or config.json: random weights
+  std::vector<int64_t> batch = {1, 16};
+  std::vector<int64_t> cached = {64};  // tokens that each sequence has seen
+  int64_t prefill = 2048;              // a prompt timed alone; 0: none
+  int64_t steps = 32;
+  int repeats = 3;
+  bool synthetic = false;  // the cached tokens are random state instead of a prompt that was read
+  std::string dtype, weights;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_bench_decode(const BenchDecodeArgs& args);
 
 struct ReportArgs {
   std::vector<std::string> runs;

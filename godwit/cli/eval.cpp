@@ -234,7 +234,8 @@ void print_niah(const json& r) {
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
-  const LoadedModel model = load_model(args.model, apply_device(args.device), scalar_type_option(args.dtype));
+  const LoadedModel model =
+      load({.model = args.model, .dtype = args.dtype, .weights = args.weights, .device = args.device});
   json result;
   void (*print)(const json&) = nullptr;
   if (args.task == "ppl") {

@@ -52,7 +52,8 @@ int run_generate(const GenerateArgs& args) {
                   .max_tokens = args.model.max_tokens,
                   .stop_ids = text_stop_ids(model)};
   Engine engine(model,
-                single_sequence(model, static_cast<int64_t>(request.prompt.size()) + request.max_tokens));
+                single_sequence(model, static_cast<int64_t>(request.prompt.size()) + request.max_tokens,
+                                args.model.draft_tokens));
   StreamDecoder decoder(model.tokenizer);
   std::string text;
   const auto show = [&](const std::string& piece) {

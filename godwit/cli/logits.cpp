@@ -75,7 +75,8 @@ int run_logits(const LogitsArgs& args) {
     const int64_t sum = std::accumulate(args.split.begin(), args.split.end(), int64_t{0});
     check(sum == tokens, "--split: the pieces have {} tokens, {} has {}", sum, args.tokens, tokens);
   }
-  const ModelWeights weights = load_weights(config, args.model, device, *scalar_type_option(args.dtype));
+  const ModelWeights weights = load_weights(config, args.model, device, *scalar_type_option(args.dtype),
+                                            weight_format_of(args.weights));
   const at::Tensor all = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).to(device);
 
   io::SafetensorsWriter writer(

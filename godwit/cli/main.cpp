@@ -85,6 +85,24 @@ CLI::Option* add_dtype(CLI::App* command, std::string& dtype, const char* help) 
   return command->add_option("--dtype", dtype, help)->check(CLI::IsMember({"f32", "bf16"}));
 }
 
+void add_weights(CLI::App* command, std::string& weights) {
+  command
+      ->add_option(
+          "--weights", weights,
+          "packed weights: int8 (linear layers and experts), mxfp4 (experts), mxfp4+int8 (experts, linear "
+          "layers) (default: as --dtype)")
+      ->check(CLI::IsMember({"int8", "mxfp4", "mxfp4+int8"}));
+}
+
+void add_drafts(CLI::App* command, int64_t& tokens) {
+  command
+      ->add_option(
+          "--draft-tokens", tokens,
+          "tokens guessed from the text so far and verified in one step; the text stays the same (0: none)")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+}
+
 // A number of tokens: 8192, 15e12.
 std::string whole_number(std::string& text) {
   char* end = nullptr;
@@ -159,6 +177,7 @@ void add_model_commands(Commands& commands) {
       ->check(kPositive);
   add_images(logits, logits_args->images, "picture behind the next <|media_pad|>, or run of them");
   add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
+  add_weights(logits, logits_args->weights);
   add_device(logits, logits_args->device);
 }
 
@@ -256,7 +275,9 @@ void add_sampling(CLI::App* command, ModelArgs& args) {
       ->check(kNotNegative)
       ->capture_default_str();
   command->add_option("--seed", args.seed, "seed of the sampler")->capture_default_str();
+  add_drafts(command, args.draft_tokens);
   add_dtype(command, args.dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_weights(command, args.weights);
   add_device(command, args.device);
 }
 
@@ -312,7 +333,14 @@ void add_run_commands(Commands& commands) {
   serve->add_option("--max-waiting", serve_args->max_waiting, "requests in the queue, then 429")
       ->check(kPositive)
       ->capture_default_str();
+  add_drafts(serve, serve_args->draft_tokens);
+  serve
+      ->add_option("--host-cache", serve_args->host_cache,
+                   "host memory for prefixes that left the cache, as 2GB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->default_str("268MB");
   add_dtype(serve, serve_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_weights(serve, serve_args->weights);
   add_device(serve, serve_args->device);
 
   const auto [eval, eval_args] =
@@ -342,6 +370,7 @@ void add_run_commands(Commands& commands) {
       ->capture_default_str();
   eval->add_option("--seed", eval_args->seed, "seed of the tasks")->capture_default_str();
   add_dtype(eval, eval_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_weights(eval, eval_args->weights);
   add_device(eval, eval_args->device);
   add_json(eval, eval_args->json);
 }
@@ -385,6 +414,34 @@ void add_bench_train(Commands& commands, CLI::App* bench) {
   add_device(train, args->device);
 }
 
+void add_bench_decode(Commands& commands, CLI::App* bench) {
+  const auto [decode, args] = commands.add(
+      bench, "decode", "a model's prefill and decode, beside the bytes it must move", run_bench_decode);
+  decode->add_option("--model", args->model, "a model directory, or a preset or config.json: random weights")
+      ->capture_default_str();
+  decode->add_option("--batch", args->batch, "sequences that decode together: N,M,...")
+      ->delimiter(',')
+      ->check(kPositive);
+  decode->add_option("--cached", args->cached, "tokens that each of them has seen: N,M,...")
+      ->delimiter(',')
+      ->check(kNotNegative);
+  decode->add_option("--prefill", args->prefill, "tokens of a prompt that is timed too (0: none)")
+      ->check(kNotNegative)
+      ->capture_default_str();
+  decode->add_option("--steps", args->steps, "decode steps in a row")
+      ->check(kPositive)
+      ->capture_default_str();
+  decode->add_option("--repeats", args->repeats, "the best of these counts")
+      ->check(kPositive)
+      ->capture_default_str();
+  decode->add_flag("--synthetic", args->synthetic,
+                   "cached tokens are random state, not a prompt that was read: the same work, at once");
+  add_dtype(decode, args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_weights(decode, args->weights);
+  add_json(decode, args->json);
+  add_device(decode, args->device);
+}
+
 void add_bench_commands(Commands& commands) {
   CLI::App* bench = commands.group("bench", "time the ops on this machine, beside what they replace");
   const auto [kda, args] =
@@ -402,6 +459,7 @@ void add_bench_commands(Commands& commands) {
   add_json(kda, args->json);
   add_device(kda, args->device);
   add_bench_train(commands, bench);
+  add_bench_decode(commands, bench);
 }
 
 // The message alone, as one line: LibTorch's errors carry a backtrace.

@@ -86,6 +86,10 @@ double available_memory(c10::Device device) {
   return std::min(system, available_in_group());
 }
 
+int64_t memory_budget(c10::Device device) {
+  return static_cast<int64_t>(std::min(available_memory(device), 9e18));
+}
+
 double peak_memory(c10::Device device) {
   if (device.is_cpu()) return number_after("/proc/self/status", "VmHWM:", 0) * 1024;
   const auto stats = allocator_of(device).getDeviceStats(device.index());

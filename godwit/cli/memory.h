@@ -26,6 +26,9 @@ RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::D
 // Bytes that this process can still take: of the system and its control group, or of the device.
 double available_memory(c10::Device device);
 
+// The same for an engine's options.
+int64_t memory_budget(c10::Device device);
+
 // Most that this process ever held: its resident set, or what the device's allocator handed out. 0: unknown.
 double peak_memory(c10::Device device);
 

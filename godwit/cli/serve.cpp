@@ -7,6 +7,7 @@
 
 #include "godwit/base/log.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/memory.h"
 #include "godwit/cli/support.h"
 #include "godwit/serve/service.h"
 
@@ -18,17 +19,21 @@ int run_serve(const ServeArgs& args) {
   sigemptyset(&signals);
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  const ModelArgs model_args{.model = args.model, .dtype = args.dtype, .device = args.device};
+  const ModelArgs model_args{
+      .model = args.model, .dtype = args.dtype, .weights = args.weights, .device = args.device};
   const LoadedModel model = load(model_args);
   const auto path = std::filesystem::absolute(args.model).lexically_normal();
   const std::string name =
       !args.name.empty() ? args.name : (path.has_filename() ? path : path.parent_path()).filename().string();
   const char* key = std::getenv("GODWIT_API_KEY");
+  EngineOptions options{.max_sequences = args.max_sequences,
+                        .max_context = args.max_context,
+                        .cache_tokens = args.cache_tokens,
+                        .draft_tokens = args.draft_tokens,
+                        .memory_bytes = memory_budget(model.device)};
+  if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;
   auto service = std::make_unique<serve::Service>(
-      model,
-      EngineOptions{.max_sequences = args.max_sequences,
-                    .max_context = args.max_context,
-                    .cache_tokens = args.cache_tokens},
+      model, options,
       serve::ServiceOptions{.model_name = name, .api_key = key ? key : "", .max_waiting = args.max_waiting});
 
   serve::HttpServer server({.host = args.host, .port = static_cast<uint16_t>(args.port)},

@@ -9,6 +9,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/file.h"
 #include "godwit/base/parallel.h"
+#include "godwit/cli/memory.h"
 
 namespace godwit::cli {
 c10::Device apply_device(const DeviceArgs& args, int64_t local_rank) {
@@ -32,16 +33,19 @@ std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype) {
 }
 
 LoadedModel load(const ModelArgs& args) {
-  return load_model(args.model, apply_device(args.device), scalar_type_option(args.dtype));
+  return load_model(args.model, apply_device(args.device), scalar_type_option(args.dtype),
+                    weight_format_of(args.weights));
 }
 
 SamplingParams sampling_params(const ModelArgs& args) {
   return {.temperature = args.temperature, .top_p = args.top_p, .top_k = args.top_k, .seed = args.seed};
 }
 
-EngineOptions single_sequence(const LoadedModel& model, int64_t tokens) {
+EngineOptions single_sequence(const LoadedModel& model, int64_t tokens, int64_t draft_tokens) {
   return {.max_sequences = 1,
-          .cache_tokens = std::min(tokens, context_limit(model.config)) + 2 * kLatentPage};
+          .cache_tokens = std::min(tokens, context_limit(model.config)) + 2 * kLatentPage,
+          .draft_tokens = draft_tokens,
+          .memory_bytes = memory_budget(model.device)};
 }
 
 std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const std::string& path) {

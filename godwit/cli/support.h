@@ -28,7 +28,7 @@ std::optional<c10::ScalarType> scalar_type_option(const std::string& dtype);
 LoadedModel load(const ModelArgs& args);
 SamplingParams sampling_params(const ModelArgs& args);
 // An engine for one sequence of up to `tokens` tokens, as far as the model's context goes.
-EngineOptions single_sequence(const LoadedModel& model, int64_t tokens);
+EngineOptions single_sequence(const LoadedModel& model, int64_t tokens, int64_t draft_tokens = 0);
 
 // The picture in a file, for the model.
 std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const std::string& path);
