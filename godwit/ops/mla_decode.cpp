@@ -44,15 +44,16 @@ void check_arguments(const MlaDecodeArgs& x) {
   check_dtype(kOp, "table", x.table, at::kInt);
   check_dtype(kOp, "lengths", x.lengths, at::kLong);
   check_device(kOp, "pages", x.pages, x.q.device());
-  check_device(kOp, "table", x.table, at::kCPU);
-  check_device(kOp, "lengths", x.lengths, at::kCPU);
+  const at::Device where = x.table.is_cuda() ? x.q.device() : at::Device(at::kCPU);
+  check_device(kOp, "table", x.table, where);
+  check_device(kOp, "lengths", x.lengths, where);
   TORCH_CHECK(x.q.size(1) > 0 && x.pages.size(1) > 0, kOp,
               ": expected heads and pages of at least one row, got q ", x.q.sizes(), ", pages ",
               x.pages.sizes());
   TORCH_CHECK(x.rank >= 1 && x.rank <= x.q.size(2), kOp, ": rank: expected 1 to ", x.q.size(2), ", got ",
               x.rank);
   TORCH_CHECK(x.window >= 0, kOp, ": window: expected 0 (none) or positive, got ", x.window);
-  if (!is_dataless(x.table)) check_rows(x);
+  if (!is_dataless(x.table) && !x.table.is_cuda()) check_rows(x);
 }
 
 Tensor fwd_composition(const Tensor& q, const Tensor& pages, const Tensor& table, const Tensor& lengths,

@@ -149,6 +149,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 // Multi-head latent attention, absorbed, for one query of each of N sequences over paged latents. q [N, H,
 // R+P] (W_UK folded in), pages [pages, page rows, R+P], table int32 [N, M] on the CPU: the page of rows m *
 // page rows and on of sequence n; lengths int64 [N] on the CPU: rows it sees, >= 1, the newest token's among
+// them. Beside q on a GPU both may lie there too: then nothing is checked, and a launch does not depend on
 // them. window > 0: only the last `window` rows. Returns softmax(q . row * scale) over the rows' first R =
 // rank entries, [N, H, R] in q's dtype. On the CPU the bits of a sequence depend on nothing but its query and
 // rows. No gradient.

@@ -12,9 +12,10 @@ namespace godwit::ops::ref {
 at::Tensor mla_decode(const MlaDecodeArgs& x) {
   const auto work = work_type(x.q);
   const int64_t page_rows = x.pages.size(1), width = x.pages.size(2);
+  const at::Tensor lengths = x.lengths.to(at::kCPU);
   std::vector<at::Tensor> out;
   for (int64_t n = 0; n < x.q.size(0); ++n) {
-    const auto length = x.lengths[n].item<int64_t>();
+    const auto length = lengths[n].item<int64_t>();
     const int64_t first = x.window > 0 ? std::max<int64_t>(0, length - x.window) : 0;
     const int64_t page = first / page_rows, pages = (length + page_rows - 1) / page_rows - page;
     const at::Tensor index = x.table[n].narrow(0, page, pages).to(x.pages.device());

@@ -54,7 +54,9 @@ at::Tensor by_grouped_mm(const at::Tensor& x_ML, const at::Tensor& ends_E, const
 
 at::Tensor sorted_ffn(const at::Tensor& x_ML, const at::Tensor& sorted_expert_M, const Ffn& ffn) {
   const int64_t experts = ffn.w1.size(0);
-  const at::Tensor counts_E = at::bincount(sorted_expert_M, {}, experts);
+  // As bincount, which on a GPU would wait for it.
+  const at::Tensor counts_E = at::zeros({experts}, sorted_expert_M.options())
+                                  .scatter_add_(0, sorted_expert_M, at::ones_like(sorted_expert_M));
   if (x_ML.is_cuda() && x_ML.scalar_type() == at::kBFloat16 && ffn.w1.size(1) % 8 == 0 &&
       ffn.w1.size(2) % 8 == 0) {
     return by_grouped_mm(x_ML, counts_E.cumsum(0).to(at::kInt), ffn);
