@@ -7,13 +7,16 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "bench/kda_timing.h"
 #include "godwit/base/check.h"
 #include "godwit/base/parallel.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/support.h"
+#include "godwit/infer/decode_graph.h"
 #include "godwit/model/checkpoint.h"
 #include "godwit/model/forward.h"
 
@@ -114,16 +117,30 @@ void fill_state(const Model& model, const BenchDecodeArgs& args, int64_t batch, 
 
 json time_decode(Model& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached, double bandwidth) {
   const int64_t most = cached + args.steps * (args.repeats + 1);
-  ModelState state(model.config,
-                   {.sequences = batch, .pages = batch * ((most + kLatentPage - 1) / kLatentPage)},
-                   model.device, model.dtype);
+  // Recorded steps have a sequence of their own for padding.
+  const bool graphs = model.device.is_cuda() && model.dtype == at::kBFloat16;
+  const int64_t pages = batch * ((most + kLatentPage - 1) / kLatentPage) + (graphs ? 1 : 0);
+  ModelState state(model.config, {.sequences = batch + (graphs ? 1 : 0), .pages = pages}, model.device,
+                   model.dtype);
   for (int64_t n = 0; n < batch; ++n) check(state.reserve(n, most), "bench decode: no room in the state");
   fill_state(model, args, batch, cached, state);
   at::Tensor ids = random_ids(model, batch);
   const at::Tensor each = make_cu_seqlens(std::vector<int64_t>(batch, 1));
+  std::unique_ptr<DecodeGraphs> recorded;
+  if (graphs) recorded = std::make_unique<DecodeGraphs>(model.config, model.weights, state, most);
+  std::vector<int64_t> sequences(batch);
+  std::iota(sequences.begin(), sequences.end(), 0);
   const auto step = [&] {
-    ids = next_ids(model,
-                   forward_hidden(model.config, model.weights, {.ids = ids, .cu_seqlens = each}, &state));
+    if (recorded) {
+      const at::Tensor host = ids.to(at::kCPU);
+      const std::vector<int64_t> tokens(host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + batch);
+      const at::Tensor logits = recorded->step(tokens, sequences);
+      check(logits.defined(), "bench decode: the step could not be recorded");
+      ids = logits.argmax(-1);
+    } else {
+      ids = next_ids(model, forward_hidden(model.config, model.weights,
+                                           {.ids = ids, .cu_seqlens = each, .sequences = sequences}, &state));
+    }
   };
   double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i <= args.repeats; ++i) {
@@ -138,6 +155,7 @@ json time_decode(Model& model, const BenchDecodeArgs& args, int64_t batch, int64
           {"step_ms", best * 1e3},
           {"tokens_per_s", static_cast<double>(batch) / best},
           {"state_bytes", state.bytes()},
+          {"graph", recorded != nullptr},
           {"step_bytes", bytes},
           {"times_floor", best * bandwidth / bytes}};
 }

@@ -21,6 +21,12 @@ namespace {
 
 constexpr uint64_t kChoiceStream = 0x63686f696365;  // "choice"
 
+// Recorded steps are bf16's on a GPU, and know no rotation.
+bool uses_graphs(const LoadedModel& model, const EngineOptions& options) {
+  return options.graphs && model.device.is_cuda() && model.weights.embed.scalar_type() == at::kBFloat16 &&
+         !model.config.mla.rotary;
+}
+
 }  // namespace
 
 uint64_t choice_seed(uint64_t seed, int64_t choice) {
@@ -77,10 +83,13 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options)
       options_(fit_options(model.config, options, model.weights.embed.scalar_type())),
       max_context_(std::min(options_.max_context, options_.cache_tokens)),
       state_(model.config,
-             {.sequences = options_.max_sequences, .pages = options_.cache_tokens / kLatentPage},
+             {.sequences = options_.max_sequences + (uses_graphs(model, options_) ? 1 : 0),
+              .pages = options_.cache_tokens / kLatentPage + (uses_graphs(model, options_) ? 1 : 0)},
              model.device, model.weights.embed.scalar_type()),
       prefix_(options_.prefix, state_) {
   for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
+  if (uses_graphs(model, options_))
+    graphs_ = std::make_unique<DecodeGraphs>(model.config, model.weights, state_, max_context_);
   publish();
 }
 
@@ -287,6 +296,20 @@ void Engine::add_drafts(Piece& piece) {
   stats_.drafted_tokens += static_cast<int64_t>(piece.drafts.size());
 }
 
+// Where all pieces are one token of sequences that draw: their logits on the host, by a recorded step.
+at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
+  if (!graphs_) return {};
+  std::vector<int64_t> ids, slots;
+  for (const Piece& piece : pieces) {
+    const Sequence& s = *piece.sequence;
+    if (!piece.steps() || !piece.drafts.empty() || piece.to != s.size() || s.drawn() < 1) return {};
+    ids.push_back(s.tokens[piece.from]);
+    slots.push_back(s.slot);
+  }
+  const at::Tensor logits = graphs_->step(ids, slots);
+  return logits.defined() ? logits.to(at::kCPU) : logits;
+}
+
 void Engine::feed(const std::vector<Piece>& pieces) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> ids, lengths, slots, logit_rows;
@@ -309,6 +332,8 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   }
   at::Tensor logits;
   try {
+    logits = graph_step(pieces);
+    if (logits.defined()) return draw(drawing, logits);
     std::vector<at::Tensor> media;
     for (const Piece& piece : pieces) {
       const at::Tensor part = piece.sequence->media->vectors(piece.from, piece.to);

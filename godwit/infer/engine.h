@@ -19,6 +19,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "godwit/infer/decode_graph.h"
 #include "godwit/infer/model.h"
 #include "godwit/infer/prefix_cache.h"
 #include "godwit/infer/prompt_media.h"
@@ -77,6 +78,7 @@ struct EngineOptions {
   // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change.
   int64_t draft_tokens = 0;
   PrefixCache::Options prefix = {};
+  bool graphs = true;  // on a GPU decode steps are recorded and started as one launch
   // What the engine may take of the device's memory; 0: whatever it asks for (see memory.h).
   int64_t memory_bytes = 0;
 };
@@ -129,6 +131,7 @@ class Engine {
   bool preempt_youngest(const Sequence& keep);
   void feed(const std::vector<Piece>& pieces);
   void add_drafts(Piece& piece);
+  at::Tensor graph_step(const std::vector<Piece>& pieces);
   void draw(std::vector<Drawing>& drawings, const at::Tensor& logits);
   void draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits);
   void take_back(const Drawing& drawing);
@@ -142,6 +145,7 @@ class Engine {
   int64_t max_context_ = 0;
   ModelState state_;
   PrefixCache prefix_;
+  std::unique_ptr<DecodeGraphs> graphs_;  // where the device has them
   std::vector<int64_t> free_slots_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission

@@ -364,6 +364,27 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   }
   return out;
 }
+Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weights, const DeviceStep& step,
+                           ModelState& state) {
+  check(!config.mla.rotary, "forward: recorded steps know no rotation of positions");
+  const int64_t B = step.ids.size(0);
+  auto places = std::make_shared<StatePlaces>();
+  places->step_sequences = places->steps = B;
+  places->on_device = true;
+  places->step_slots = step.slots;
+  places->step_table = step.tables.index_select(0, step.slots);
+  places->step_lengths = step.lengths;
+  places->rows = step.rows;
+  const PackedBatch batch{.ids = step.ids, .cu_seqlens = at::arange(B + 1, at::kLong)};
+  Stream stream;
+  const Tensor embedded = at::embedding(weights.embed, step.ids);
+  if (config.attn_res == AttnResKind::kFull)
+    stream.blocks = {embedded};
+  else
+    stream.partial = embedded;
+  return run_layers(config, weights, {batch, &state, {}, places, Tensor()}, std::move(stream));
+}
+
 void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,
                   int64_t first, int64_t count) {
   const Tensor slots = at::full({count}, sequence, at::kLong);

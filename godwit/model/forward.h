@@ -62,6 +62,19 @@ struct ForwardOptions {
 at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                           ModelState* state = nullptr, const ForwardOptions& options = {});
 
+// One token of each of B rows, whose places lie on the model's device: the work is the same whatever they
+// are, so it can be recorded (ops/step_graph.h). For bf16 on a GPU.
+struct DeviceStep {
+  at::Tensor ids;      // [B] int64
+  at::Tensor slots;    // [B] int64: sequence of the state; rows that pad the batch share one of their own
+  at::Tensor rows;     // [B] int64: where the token's row goes among a layer's flattened pages
+  at::Tensor tables;   // [S, M] int32: pages of every sequence of the state
+  at::Tensor lengths;  // [B] int64: rows that it sees, its own among them; 0 for padding
+};
+// Hidden states [B, D] as of forward_hidden. Lengths of the state are the caller's to advance.
+at::Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weights, const DeviceStep& step,
+                               ModelState& state);
+
 // Brings step rows of the last call with `record` to the KDA states of a sequence again: `count` rows from
 // row `first` of that call. The sequence's length is not changed.
 void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,

@@ -18,8 +18,9 @@ struct StatePlaces {
   at::Tensor rows;  // [T] int64 on the device: where the new tokens' rows lie in a layer's flattened pages
   // By step row, on the CPU: slot [steps] int64; what it sees, [steps, M] int32 and [steps] int64.
   at::Tensor step_slots, step_table, step_lengths;
-  bool record = false;  // keep the step rows' inputs in KdaState::step_inputs
-  bool fused = false;   // all rows are steps and of the kind that ops/layer_step.h takes
+  bool on_device = false;  // the step rows' places lie on the device
+  bool record = false;     // keep the step rows' inputs in KdaState::step_inputs
+  bool fused = false;      // all rows are steps and of the kind that ops/layer_step.h takes
 };
 
 // Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given, together
