@@ -1,7 +1,7 @@
 // Decode steps on a GPU as recorded graphs: one launch a step instead of some hundreds. One graph for each
 // batch of 1, 2, 4, ... sequences, recorded when it is first needed; smaller batches are padded with rows
-// of a sequence of their own. Everything a step depends on (ids, slots, pages, lengths) lies in buffers on the device,
-// so one graph serves any sequences at any length.
+// of a sequence of their own. Everything a step depends on (ids, slots, pages, lengths) lies in buffers on
+// the device, so one graph serves any sequences at any length.
 #pragma once
 
 #include <map>
