@@ -45,7 +45,7 @@ DecodeGraphs::Graph& DecodeGraphs::graph_for(int64_t batch) {
     return at::full({rows}, value, at::TensorOptions(type).pinned_memory(true));
   };
   g.host_ids = pinned(at::kLong, 0);
-  g.host_slots = pinned(at::kLong, state_.sequences() - 1);
+  g.host_slots = pinned(at::kInt, -1);
   g.host_rows = pinned(at::kLong, padding);
   g.host_lengths = pinned(at::kLong, 0);
   const at::Device device = table_.device();
@@ -72,9 +72,9 @@ at::Tensor DecodeGraphs::step(const std::vector<int64_t>& ids, const std::vector
                 padding = state_.sequence(state_.sequences() - 1).pages[0] * kLatentPage;
   for (int64_t i = 0; i < rows; ++i) {
     const bool used = i < N;
-    const int64_t n = used ? sequences[i] : state_.sequences() - 1, at = used ? state_.length(n) : 0;
+    const int64_t n = used ? sequences[i] : -1, at = used ? state_.length(n) : 0;
     g.host_ids.data_ptr<int64_t>()[i] = used ? ids[i] : 0;
-    g.host_slots.data_ptr<int64_t>()[i] = n;
+    g.host_slots.data_ptr<int32_t>()[i] = static_cast<int32_t>(n);
     g.host_lengths.data_ptr<int64_t>()[i] = used ? at + 1 : 0;
     g.host_rows.data_ptr<int64_t>()[i] =
         used ? state_.sequence(n).pages[at / kLatentPage] * kLatentPage + at % kLatentPage : padding;

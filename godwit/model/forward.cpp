@@ -372,7 +372,7 @@ Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weight
   places->step_sequences = places->steps = B;
   places->on_device = true;
   places->step_slots = step.slots;
-  places->step_table = step.tables.index_select(0, step.slots);
+  places->step_table = step.tables.index_select(0, step.slots.clamp_min(0));
   places->step_lengths = step.lengths;
   places->rows = step.rows;
   const PackedBatch batch{.ids = step.ids, .cu_seqlens = at::arange(B + 1, at::kLong)};

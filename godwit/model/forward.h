@@ -66,7 +66,7 @@ at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights
 // are, so it can be recorded (ops/step_graph.h). For bf16 on a GPU.
 struct DeviceStep {
   at::Tensor ids;      // [B] int64
-  at::Tensor slots;    // [B] int64: sequence of the state; rows that pad the batch share one of their own
+  at::Tensor slots;    // [B] int32: sequence of the state, -1 for a row that pads the batch
   at::Tensor rows;     // [B] int64: where the token's row goes among a layer's flattened pages
   at::Tensor tables;   // [S, M] int32: pages of every sequence of the state
   at::Tensor lengths;  // [B] int64: rows that it sees, its own among them; 0 for padding

@@ -18,7 +18,7 @@ struct StatePlaces {
   at::Tensor rows;  // [T] int64 on the device: where the new tokens' rows lie in a layer's flattened pages
   // By step row, on the CPU: slot [steps] int64; what it sees, [steps, M] int32 and [steps] int64.
   at::Tensor step_slots, step_table, step_lengths;
-  bool on_device = false;  // the step rows' places lie on the device
+  bool on_device = false;  // the step rows' places lie on the device, slots int32, -1 for padding
   bool record = false;     // keep the step rows' inputs in KdaState::step_inputs
   bool fused = false;      // all rows are steps and of the kind that ops/layer_step.h takes
 };
