@@ -76,7 +76,7 @@ double step_bytes(Model& model, int64_t batch, int64_t cached) {
   const ModelConfig& c = model.config;
   double experts = 0, others = 0;
   for_each_param(c, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
-    const auto bytes = static_cast<double>(info.is_matrix() ? as_matrix(info, value).bytes()
+    const auto bytes = static_cast<double>(info.is_matrix ? as_matrix(info, value).bytes()
                                                             : static_cast<int64_t>(value.nbytes()));
     if (info.role == ParamRole::kExperts) {
       experts += bytes;
