@@ -77,7 +77,7 @@ double step_bytes(Model& model, int64_t batch, int64_t cached) {
   double experts = 0, others = 0;
   for_each_param(c, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
     const auto bytes = static_cast<double>(info.is_matrix ? as_matrix(info, value).bytes()
-                                                            : static_cast<int64_t>(value.nbytes()));
+                                                          : static_cast<int64_t>(value.nbytes()));
     if (info.role == ParamRole::kExperts) {
       experts += bytes;
     } else if (info.role != ParamRole::kEmbedding || c.tie_embeddings) {
