@@ -15,6 +15,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/parallel.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/random_weights.h"
 #include "godwit/cli/support.h"
 #include "godwit/infer/decode_graph.h"
 #include "godwit/model/checkpoint.h"
@@ -43,7 +44,7 @@ Model open_model(const BenchDecodeArgs& args) {
   if (std::filesystem::exists(std::filesystem::path(args.model) / "config.json")) {
     out.weights = load_weights(config, args.model, device, dtype, format);
   } else {
-    out.weights = init_weights(config, /*seed=*/1, device, dtype);
+    out.weights = random_weights(config, device, dtype);
     pack_weights(config, out.weights, format);
   }
   return out;

@@ -15,6 +15,7 @@
 #include "godwit/cli/commands.h"
 #include "godwit/cli/memory.h"
 #include "godwit/cli/op_profile.h"
+#include "godwit/cli/random_weights.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/token_shard.h"
 #include "godwit/dist/group.h"
@@ -103,20 +104,6 @@ Recipe bench_recipe(const BenchTrainArgs& args, const fs::path& data) {
   stage.steps = 1;
   recipe.stages = {stage};
   return recipe;
-}
-
-// Drawn on the device: a training run's own initialisation draws on the CPU, minutes for billions.
-ModelWeights random_weights(const ModelConfig& config, c10::Device device, at::ScalarType dtype) {
-  ModelWeights weights = weight_structure(config);
-  for_each_param(config, weights, [&](const ParamInfo& info, at::Tensor& value) {
-    const auto options = at::TensorOptions(info.keep_fp32 ? at::kFloat : dtype).device(device);
-    value = at::empty(info.shape, options);
-    if (info.shape.size() > 1)
-      value.normal_(0, config.initializer_range);
-    else
-      value.fill_(info.role == ParamRole::kNorm ? 1 : 0);
-  });
-  return weights;
 }
 
 double gemm_rate(c10::Device device) {
