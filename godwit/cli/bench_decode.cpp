@@ -119,7 +119,7 @@ void fill_state(const Model& model, const BenchDecodeArgs& args, int64_t batch, 
 json time_decode(Model& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached, double bandwidth) {
   const int64_t most = cached + args.steps * (args.repeats + 1);
   // Recorded steps have a sequence of their own for padding.
-  const bool graphs = model.device.is_cuda() && model.dtype == at::kBFloat16;
+  const bool graphs = DecodeGraphs::supports(model.config, model.device, model.dtype);
   const int64_t pages = batch * ((most + kLatentPage - 1) / kLatentPage) + (graphs ? 1 : 0);
   ModelState state(model.config, {.sequences = batch + (graphs ? 1 : 0), .pages = pages}, model.device,
                    model.dtype);

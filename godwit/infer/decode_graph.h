@@ -15,6 +15,10 @@ namespace godwit {
 
 class DecodeGraphs {
  public:
+  // Whether a step of this model is made of kernels alone: elsewhere ops fall back to compositions that look
+  // at lengths on the host, which cannot be recorded.
+  static bool supports(const ModelConfig& config, at::Device device, at::ScalarType dtype);
+
   // `state` has one sequence more than are served: its last, that of padding rows.
   // Sequences have at most `max_context` tokens. All must outlive the graphs.
   DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state,

@@ -21,10 +21,9 @@ namespace {
 
 constexpr uint64_t kChoiceStream = 0x63686f696365;  // "choice"
 
-// Recorded steps are bf16's on a GPU, and know no rotation.
 bool uses_graphs(const LoadedModel& model, const EngineOptions& options) {
-  return options.graphs && model.device.is_cuda() && model.weights.embed.scalar_type() == at::kBFloat16 &&
-         !model.config.mla.rotary;
+  return options.graphs &&
+         DecodeGraphs::supports(model.config, model.device, model.weights.embed.scalar_type());
 }
 
 }  // namespace
