@@ -187,8 +187,8 @@ __device__ __forceinline__ void stage_rows(uint8_t* buffer, const StoreLane& at,
 
 template <int N, class Value>
 __device__ __forceinline__ void store_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
-                                           int pass, int first, int feature, const Value& value) {
-  const StoreLane at;
+                                           const StoreLane& at, int pass, int first, int feature,
+                                           const Value& value) {
   uint8_t* buffer = c.store + (pass & 1) * kStoreBytes;
   stage_rows<N>(buffer, at, first, value);
   named_barrier(1 + c.group, 128);
@@ -199,18 +199,38 @@ __device__ __forceinline__ void store_rows(const Consumer& c, const ProductArgs&
   }
 }
 
-// The gradients of 8 features of a row from its gate and up values.
-__device__ __forceinline__ void store_gradients(const ProductArgs& args, int64_t row, int f, bool inside,
-                                                int part, const uint4& gate, const uint4& up,
+// What a thread's 8 features of a row take from memory.
+struct RowGradient {
+  uint4 d_act = {0, 0, 0, 0};
+  float weight = 0;
+  int64_t row = 0;
+  int feature = 0;
+  bool in_tile = false;
+  bool inside = false;
+};
+__device__ __forceinline__ RowGradient load_gradient(const ProductArgs& args, const Consumer& c,
+                                                     const Tile& tile, const StoreLane& at, int first) {
+  RowGradient r;
+  const int local = first * 8 + at.row;
+  r.row = tile.rows.begin + local, r.feature = tile.a_tile * 128 + c.group * 64 + at.feature;
+  r.in_tile = local < tile.rows.rows, r.inside = r.in_tile && r.feature < args.features;
+  if (!r.inside) return r;
+  r.d_act = *reinterpret_cast<const uint4*>(args.grad.d_act + r.row * args.features + r.feature);
+  const int slot = args.grad.row_slot[r.row];
+  if (slot >= 0) r.weight = args.grad.weights[slot];
+  return r;
+}
+
+// The gradients of those features from their gate and up values.
+__device__ __forceinline__ void store_gradients(const ProductArgs& args, const RowGradient& in, int part,
+                                                const uint4& gate, const uint4& up,
                                                 const GluConstants& form) {
   const GluGradArgs& a = args.grad;
   float dot = 0;
-  if (inside) {
-    const int slot = a.row_slot[row];
-    const float p = slot < 0 ? 0.f : a.weights[slot];
-    const uint4 d = *reinterpret_cast<const uint4*>(a.d_act + row * args.features + f);
+  if (in.inside) {
+    const float p = in.weight;
     const uint32_t g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w},
-                   da[4] = {d.x, d.y, d.z, d.w};
+                   da[4] = {in.d_act.x, in.d_act.y, in.d_act.z, in.d_act.w};
     uint32_t dg[4], du[4], act[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -222,31 +242,27 @@ __device__ __forceinline__ void store_gradients(const ProductArgs& args, int64_t
       du[i] = pack_bf16(p * d_lo * lo.d_up, p * d_hi * hi.d_up);
       act[i] = pack_bf16(p * lo.value, p * hi.value);
     }
-    __nv_bfloat16* pair = a.d_gate_up + row * 2 * args.features + f;
+    __nv_bfloat16* pair = a.d_gate_up + in.row * 2 * args.features + in.feature;
     *reinterpret_cast<uint4*>(pair) = {dg[0], dg[1], dg[2], dg[3]};
     *reinterpret_cast<uint4*>(pair + args.features) = {du[0], du[1], du[2], du[3]};
-    *reinterpret_cast<uint4*>(a.act + row * args.features + f) = {act[0], act[1], act[2], act[3]};
+    *reinterpret_cast<uint4*>(a.act + in.row * args.features + in.feature) = {act[0], act[1], act[2], act[3]};
   }
 #pragma unroll
   for (int lanes = 1; lanes < 8; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
-  if (threadIdx.x % 8 == 0 && row < a.max_rows) a.dots[part * a.max_rows + row] = dot;
+  if (threadIdx.x % 8 == 0 && in.in_tile) a.dots[part * a.max_rows + in.row] = dot;
 }
 
 template <int N>
 __device__ __forceinline__ void grad_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
-                                          int first, const float (&gate)[N / 2], const float (&up)[N / 2],
-                                          const GluConstants& form) {
-  const StoreLane at;
+                                          const StoreLane& at, const RowGradient& in, int first,
+                                          const float (&d)[2][N / 2], const GluConstants& form) {
   named_barrier(1 + c.group, 128);  // the last rows have been read
-  stage_rows<N>(c.store, at, first, [&](int g, int i) { return gate[4 * g + i]; });
-  stage_rows<N>(c.store + kStoreBytes, at, first, [&](int g, int i) { return up[4 * g + i]; });
+  stage_rows<N>(c.store, at, first, [&](int g, int i) { return d[0][4 * g + i]; });
+  stage_rows<N>(c.store + kStoreBytes, at, first, [&](int g, int i) { return d[1][4 * g + i]; });
   named_barrier(1 + c.group, 128);
   const uint4 g = *reinterpret_cast<const uint4*>(c.store + at.read);
   const uint4 u = *reinterpret_cast<const uint4*>(c.store + kStoreBytes + at.read);
-  const int row = first * 8 + at.row, f = tile.a_tile * 128 + c.group * 64 + at.feature;
-  const bool in_tile = row < tile.rows.rows;
-  store_gradients(args, in_tile ? tile.rows.begin + row : args.grad.max_rows, f, in_tile && f < args.features,
-                  2 * tile.a_tile + c.group, g, u, form);
+  store_gradients(args, in, 2 * tile.a_tile + c.group, g, u, form);
 }
 
 // Every index into d is a constant once the loops are unrolled.
@@ -254,17 +270,22 @@ template <int N, Product kProduct>
 __device__ __forceinline__ void epilogue(const ProductArgs& args, const Consumer& c, const Tile& tile,
                                          const float (&d)[2][N / 2]) {
   const GluConstants form(args.form);
+  const StoreLane at;
+  RowGradient next;
+  if constexpr (kProduct == Product::kGluGrad) next = load_gradient(args, c, tile, at, 0);
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
     if constexpr (kProduct == Product::kGlu) {
-      store_rows<N>(c, args, tile, j / 2, j, tile.a_tile * 128 + c.group * 64,
+      store_rows<N>(c, args, tile, at, j / 2, j, tile.a_tile * 128 + c.group * 64,
                     [&](int g, int i) { return glu(d[0][4 * g + i], d[1][4 * g + i], form); });
     } else if constexpr (kProduct == Product::kGluGrad) {
-      grad_rows<N>(c, args, tile, j, d[0], d[1], form);
+      const RowGradient now = next;  // loaded while the rows before it were at work
+      if (j + 2 < N / 8) next = load_gradient(args, c, tile, at, j + 2);
+      grad_rows<N>(c, args, tile, at, now, j, d, form);
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_rows<N>(c, args, tile, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
+        store_rows<N>(c, args, tile, at, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
                       [&](int g, int i) { return d[half][4 * g + i]; });
       }
     }
