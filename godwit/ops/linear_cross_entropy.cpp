@@ -78,7 +78,7 @@ Losses losses_composed(const Tensor& x, const Tensor& head, const Tensor& target
   static const auto row_losses = typed_op<decltype(softmax_loss_composition)>("godwit::softmax_loss_fwd");
   Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
   if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
-  if (want_head) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
+  if (want_head && tokens == 0) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
   for (int64_t from = 0; from < tokens; from += rows) {
     const int64_t n = std::min(rows, tokens - from);
     const Tensor x_part = x.narrow(0, from, n);
@@ -89,7 +89,9 @@ Losses losses_composed(const Tensor& x, const Tensor& head, const Tensor& target
     out.nll.narrow(0, from, n).copy_(nll);
     if (!want_x && !want_head) continue;
     if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
-    if (want_head) out.d_head.add_(product(d_logits.t(), x_part, work));
+    if (!want_head) continue;
+    const Tensor d_head = product(d_logits.t(), x_part, work);
+    out.d_head = from == 0 ? d_head : out.d_head.add_(d_head);
   }
   // An ignored row has nll 0, whatever its weight.
   out.loss = (out.nll * weight.masked_fill(targets.eq(kIgnored), 0)).sum();

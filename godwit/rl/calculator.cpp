@@ -62,8 +62,8 @@ class Calculator final : public ToolEnvironment {
     if ((op != "+" && op != "-" && op != "*") || std::abs(a) > kMost || std::abs(b) > kMost)
       return {.text = "error: a op b, op one of + - *", .wrong = true};
     const auto at = world.at("at").get<size_t>();
-    const bool next = at < world.at("ops").size() && a == world.at("value") && op == world.at("ops")[at] &&
-                      b == world.at("operands")[at];
+    const bool next = at < world.at("ops").size() && a == world.at("value") &&
+                      op == world.at("ops")[at].get<std::string>() && b == world.at("operands")[at];
     if (draws.chance(options_.failure)) {
       world["failed"] = true;
       return {.text = "error: busy, try again", .fault = true};

@@ -86,7 +86,8 @@ class Notes final : public ToolEnvironment {
     double reward = 0;
     if (now.at("ask")) {
       int64_t value = 0;
-      const bool right = read_integer(text, value) && std::to_string(value) == now.at("code");
+      const bool right =
+          read_integer(text, value) && std::to_string(value) == now.at("code").get<std::string>();
       world["right"] = world.at("right").get<int64_t>() + (right ? 1 : 0);
       reward = right ? 1.0 / static_cast<double>(options_.facts) : 0.0;
     }
