@@ -64,7 +64,9 @@ Weights measure_weights(const ModelConfig& config, const TrainShape& shape) {
     // Equal matrices of all layers share a call of up to kMuonBatch elements.
     const double alike = p.count / (rows * cols) * d(config.layers);
     const double count = std::min(alike, std::max(1.0, kMuonBatch / (rows * cols)));
-    w.muon_work = std::max(w.muon_work, count * (3 * rows * cols + 2 * small * small) * kFp32);
+    const double iterates = 2 * (rows * cols + small * small);  // bf16 on a GPU (ops/newton_schulz)
+    w.muon_work =
+        std::max(w.muon_work, count * (rows * cols * kFp32 + iterates * (shape.cuda ? 2.0 : kFp32)));
   });
   return w;
 }
