@@ -110,8 +110,9 @@ MediaFile::MediaFile(fs::path path) : file_(std::move(path)) {
 }
 
 std::span<const MediaRecord> MediaFile::items(uint64_t document) const {
-  const auto found = std::ranges::equal_range(items_, document, {}, &MediaRecord::document);
-  return {found.begin(), found.end()};
+  const auto first = std::ranges::lower_bound(items_, document, {}, &MediaRecord::document);
+  const auto last = std::ranges::upper_bound(items_, document, {}, &MediaRecord::document);
+  return {first, last};
 }
 
 io::Bytes MediaFile::frame(uint64_t number) const {
