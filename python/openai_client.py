@@ -6,7 +6,9 @@
 The model need not know how to chat: what is checked is the protocol. Exits 1 at the first thing that is not as it should be.
 """
 
+import base64
 import json
+import pathlib
 import sys
 import urllib.request
 
@@ -87,6 +89,12 @@ for choice, names in (("required", {"first", "second"}), ({"type": "function", "
     check(f"tool_choice {choice}", called.tool_calls and all(c.function.name in names and is_person(json.loads(c.function.arguments)) for c in called.tool_calls), called)
 one = client.chat.completions.create(**{**longer, "max_tokens": 400}, tools=strict, tool_choice="required", parallel_tool_calls=False, extra_body={"thinking": False})
 check("parallel_tool_calls", len(one.choices[0].message.tool_calls) == 1, one)
+
+if json.load(urllib.request.urlopen(urllib.request.Request(base + "/v1/models", headers={"authorization": "Bearer none"})))["data"][0].get("vision"):
+    png = base64.b64encode((pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures/images/rgb.png").read_bytes()).decode()
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + png}}]
+    seen = client.chat.completions.create(**{**common, "messages": [{"role": "user", "content": parts}]})
+    check("pictures", seen.usage.prompt_tokens > 0, seen)
 
 text = client.completions.create(model=model, prompt="And it came to pass", max_tokens=40, temperature=0)
 check("completions", text.usage.completion_tokens <= 40 and text.choices[0].text, text)

@@ -107,6 +107,7 @@ struct ServeArgs {
   int64_t host_cache = 0;  // bytes; 0: the default
   std::string dtype, weights;
   DeviceArgs device;
+  std::string image_dir = {};
 };
 int run_serve(const ServeArgs& args);
 

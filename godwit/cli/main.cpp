@@ -339,6 +339,10 @@ void add_run_commands(Commands& commands) {
                    "host memory for prefixes that left the cache, as 2GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->default_str("268MB");
+  serve
+      ->add_option("--image-dir", serve_args->image_dir,
+                   "pictures that clients may name as file:NAME (default: none)")
+      ->check(CLI::ExistingDirectory);
   add_dtype(serve, serve_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
   add_weights(serve, serve_args->weights);
   add_device(serve, serve_args->device);

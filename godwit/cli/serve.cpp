@@ -32,9 +32,11 @@ int run_serve(const ServeArgs& args) {
                         .draft_tokens = args.draft_tokens,
                         .memory_bytes = memory_budget(model.device)};
   if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;
-  auto service = std::make_unique<serve::Service>(
-      model, options,
-      serve::ServiceOptions{.model_name = name, .api_key = key ? key : "", .max_waiting = args.max_waiting});
+  auto service = std::make_unique<serve::Service>(model, options,
+                                                  serve::ServiceOptions{.model_name = name,
+                                                                        .api_key = key ? key : "",
+                                                                        .max_waiting = args.max_waiting,
+                                                                        .image_directory = args.image_dir});
 
   serve::HttpServer server({.host = args.host, .port = static_cast<uint16_t>(args.port)},
                            [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {

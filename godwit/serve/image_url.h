@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 namespace godwit::serve {
 
@@ -11,8 +10,5 @@ namespace godwit::serve {
 // file:///ABSOLUTE). The URL is not quoted in errors: it may be long. Throws ApiError 400 that begins with
 // `where`.
 std::string image_bytes(const std::string& url, const std::string& where, const std::string& directory);
-
-// Base64 with padding or without, line breaks aside; false if it is something else.
-bool decode_base64(std::string_view text, std::string& out);
 
 }  // namespace godwit::serve

@@ -6,12 +6,18 @@
 
 #include "godwit/base/log.h"
 #include "godwit/infer/constraint.h"
+#include "godwit/io/image.h"
+#include "godwit/io/image_processor.h"
 #include "godwit/serve/answer.h"
+#include "godwit/serve/image_url.h"
 #include "godwit/serve/page.h"
 #include "godwit/text/utf8.h"
 
 namespace godwit::serve {
 namespace {
+
+// Of one request: their patches lie in memory while it waits, 9 KiB a token.
+constexpr int64_t kMostImageTokens = 32768;
 
 int64_t now_s() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -24,15 +30,6 @@ bool equal_secrets(std::string_view given, std::string_view wanted) {
   for (size_t i = 0; i < given.size(); ++i)
     differs |= static_cast<unsigned char>(given[i] ^ wanted[wanted.empty() ? 0 : i % wanted.size()]);
   return differs == 0;
-}
-
-bool has_images(const std::vector<ChatMessage>& messages) {
-  for (const ChatMessage& message : messages) {
-    for (const ChatPart& part : message.content) {
-      if (part.is_image) return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -124,7 +121,8 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>
                              {"object", "model"},
                              {"created", started_},
                              {"owned_by", "godwit"},
-                             {"max_model_len", engine_.max_context()}};
+                             {"max_model_len", engine_.max_context()},
+                             {"vision", model_.weights.vision.has_value()}};
          reply->send({.body = to_text({{"object", "list"}, {"data", Json::array({model})}})});
        }},
       {"POST", "/v1/chat/completions", [&] { chat(request, reply); }},
@@ -174,6 +172,28 @@ void Service::submit(std::vector<Request> requests, const std::shared_ptr<HttpRe
   wake();
 }
 
+// The pictures of the messages, in order; their parts get size and tokens. What a picture will take is known
+// from its header: many large ones are refused before they are decoded.
+MediaList Service::pictures(std::vector<ChatMessage>& messages) const {
+  int64_t tokens = 0;
+  const auto bytes_of = [&](const std::string& url, const std::string& where) {
+    std::string bytes = image_bytes(url, where, options_.image_directory);
+    const io::ImageInfo info = io::image_info(io::as_bytes(bytes), where);
+    tokens += io::plan_image(info.width, info.height, model_.images).tokens;
+    const int64_t most = std::min(engine_.max_context() - 1, kMostImageTokens);
+    check(tokens <= most, "{}: the pictures take {} tokens up to here; this server takes {} in a request",
+          where, tokens, most);
+    return bytes;
+  };
+  try {
+    return read_images(model_, messages, bytes_of);
+  } catch (const ApiError&) {
+    throw;
+  } catch (const Error& e) {
+    throw ApiError(400, e.what(), "messages");
+  }
+}
+
 std::shared_ptr<const TokenTrie> Service::trie() {
   std::call_once(trie_made_, [&] { trie_ = std::make_shared<const TokenTrie>(model_.tokenizer); });
   return trie_;
@@ -208,7 +228,7 @@ void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>&
   const Json body = parse_object(request.body);
   check_model(body);
   ChatRequest chat = chat_request(body);
-  if (has_images(chat.messages)) throw ApiError(400, "messages: this model takes no images", "messages");
+  MediaList media = pictures(chat.messages);
   std::vector<ChatSegment> segments;
   try {
     segments = render_chat(chat.messages, chat.options);
@@ -217,6 +237,7 @@ void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>&
   }
   const Tokenizer& tokenizer = model_.tokenizer;
   Request r{.prompt = encode_chat(segments, tokenizer).ids,
+            .media = std::move(media),
             .sampling = chat.params.sampling,
             .max_tokens = chat.params.max_tokens.value_or(engine_.max_context()),
             .stop_ids = {tokenizer.special_id(kEndOfMsg)},
@@ -285,7 +306,8 @@ void Service::tokenize(const HttpRequest& request, HttpReply& reply) const {
   const Json body = parse_object(request.body);
   std::vector<int32_t> ids;
   if (body.contains("messages")) {
-    const ChatRequest chat = chat_request(body);
+    ChatRequest chat = chat_request(body);
+    pictures(chat.messages);
     ids = encode_chat(render_chat(chat.messages, chat.options), model_.tokenizer).ids;
   } else {
     const auto prompts = completion_prompts(body, model_.tokenizer);

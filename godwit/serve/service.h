@@ -20,9 +20,10 @@
 namespace godwit::serve {
 
 struct ServiceOptions {
-  std::string model_name;     // as clients see it
-  std::string api_key = {};   // empty: none is asked for
-  int64_t max_waiting = 256;  // queued requests, beyond which new ones get 429
+  std::string model_name;            // as clients see it
+  std::string api_key = {};          // empty: none is asked for
+  int64_t max_waiting = 256;         // queued requests, beyond which new ones get 429
+  std::string image_directory = {};  // whose files image_url may name ("file:..."); empty: none
 };
 
 class Service {
@@ -45,6 +46,7 @@ class Service {
   void detokenize(const HttpRequest& request, HttpReply& reply) const;
   void check_model(const Json& body) const;
   void check_key(const HttpRequest& request) const;
+  MediaList pictures(std::vector<ChatMessage>& messages) const;
   std::shared_ptr<const TokenTrie> trie();
   std::vector<std::shared_ptr<std::atomic<bool>>> constrain(const ChatRequest& chat, Request& request);
   void submit(std::vector<Request> requests, const std::shared_ptr<HttpReply>& reply);

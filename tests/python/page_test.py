@@ -248,6 +248,7 @@ def pictures(b):
     b.js("window.asked = null; window.real = window.fetch; window.fetch = (u, o) => { if (u.includes('chat')) asked = JSON.parse(o.body); return real(u, o); }")
     say(b, "What is this?")
     b.wait(f"{IDLE} && {LAST}?.querySelector('.meta')", "an answer comes")
+    check(b.js("asked.messages.map(m => m.role).join()") == "user", "the answer to come is no part of the question")
     content = b.js("asked.messages.at(-1).content")
     check([part["type"] for part in content] == ["image_url", "text"] and content[0]["image_url"]["url"].startswith("data:image/jpeg;base64,"), "the picture is sent")
     b.call("Page.reload")

@@ -56,4 +56,20 @@ inline LoadedModel random_model() {
   return model;
 }
 
+// One that takes pictures.
+inline LoadedModel seeing_model() {
+  LoadedModel model = test::bigram_model({});
+  model.config.media_id = model.tokenizer.special_id(kMediaPad);
+  model.config.vision = VisionConfig{.patch_size = 14,
+                                     .pos_emb_height = 4,
+                                     .pos_emb_width = 4,
+                                     .layers = 2,
+                                     .hidden = 16,
+                                     .intermediate = 24,
+                                     .heads = 2,
+                                     .qkv_hidden = 16};
+  model.weights = init_weights(model.config, 5, at::kCPU, at::kFloat);
+  return model;
+}
+
 }  // namespace godwit::testing

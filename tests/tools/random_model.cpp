@@ -20,6 +20,17 @@ int main(int argc, char** argv) {
       config = test::tiny_config();
       config.vocab_size = tokenizer.vocab_size();
       config.max_position = 4096;
+      config.mla.nope_dim = 12;  // widths that our attention takes: multiples of 16
+      config.mla.v_dim = 16;
+      config.media_id = tokenizer.special_id(kMediaPad);
+      config.vision = VisionConfig{.patch_size = 14,
+                                   .pos_emb_height = 4,
+                                   .pos_emb_width = 4,
+                                   .layers = 2,
+                                   .hidden = 16,
+                                   .intermediate = 24,
+                                   .heads = 2,
+                                   .qkv_hidden = 16};
     } else {
       config = load_model_config(argv[1]);
     }
