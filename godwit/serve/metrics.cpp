@@ -51,11 +51,15 @@ std::string Metrics::text(const EngineStats& s) const {
   counter("godwit_prompt_tokens_total", "tokens of admitted prompts", s.prompt_tokens);
   counter("godwit_cached_tokens_total", "tokens of prompts that came from the prefix cache", s.cached_tokens);
   counter("godwit_drawn_tokens_total", "tokens drawn", s.drawn_tokens);
+  counter("godwit_drafted_tokens_total", "tokens guessed by prompt lookup", s.drafted_tokens);
+  counter("godwit_accepted_tokens_total", "guessed tokens that were drawn", s.accepted_tokens);
   counter("godwit_steps_total", "forward calls", s.steps);
   gauge("godwit_pages", "pages of latents", s.pages);
   gauge("godwit_pages_free", "pages of latents that nobody holds", s.free_pages);
   gauge("godwit_prefix_entries", "states in the prefix cache", s.prefix_entries);
   gauge("godwit_prefix_bytes", "KDA states in the prefix cache, bytes", s.prefix_bytes);
+  gauge("godwit_host_prefix_entries", "of them states in host memory", s.host_entries);
+  gauge("godwit_host_prefix_bytes", "states in host memory, bytes", s.host_bytes);
   gauge("godwit_state_bytes", "states and latents of the store, bytes", s.state_bytes);
   out +=
       first_token.text("godwit_time_to_first_token_seconds", "from a request's arrival to its first token");

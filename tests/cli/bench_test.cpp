@@ -60,5 +60,19 @@ TEST(Bench, TrainNamesAWrongConfigurationKey) {
   EXPECT_NE(o.err.find("num_expertz"), std::string::npos) << o.err;
 }
 
+TEST(Bench, DecodeByBatchAndCachedTokensWithPackedWeights) {
+  const Outcome o =
+      run({"bench", "decode", "--model", "nano", "--batch", "1,3", "--cached", "5,70", "--prefill", "65",
+           "--steps", "2", "--repeats", "1", "--weights", "mxfp4+int8", "--synthetic", "--json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const auto json = o.json();
+  EXPECT_LT(json.at("weight_bytes").get<double>(), 60e6);  // 184 MB in f32
+  EXPECT_EQ(json.at("prefill").at("tokens"), 65);
+  ASSERT_EQ(json.at("decode").size(), 4u);
+  for (const auto& row : json.at("decode"))
+    for (const char* key : {"step_ms", "tokens_per_s", "state_bytes", "step_bytes", "times_floor"})
+      EXPECT_GT(row.at(key).get<double>(), 0) << key;
+}
+
 }  // namespace
 }  // namespace godwit
