@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 torch_version=2.13.0
 packages=(build-essential cmake ninja-build ccache mold python3-venv python3-dev zstd
   libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libgtest-dev libgmock-dev libzstd-dev libxxhash-dev libgloo-dev
-  libjpeg-dev libpng-dev libwebp-dev)
+  libjpeg-dev libpng-dev libwebp-dev libsqlite3-dev)
 # Boost 1.81 or newer: Debian 12 has it under its number only.
 packages+=("$(. /etc/os-release 2>/dev/null; [[ ${ID:-}${VERSION_ID:-} == debian12 ]] && echo libboost1.81-dev || echo libboost-dev)")
 if [[ "${1:-}" == --tests ]]; then

@@ -163,6 +163,14 @@ struct TrainArgs {
 };
 int run_train(const TrainArgs& args);
 
+struct RlArgs {
+  std::string recipe;
+  std::vector<std::string> overrides;  // key=value
+  bool resume = false;
+  DeviceArgs device;
+};
+int run_rl(const RlArgs& args);
+
 struct BenchKdaArgs {
   int64_t tokens = 4096;
   int64_t heads = 8;

@@ -291,6 +291,13 @@ void add_run_commands(Commands& commands) {
                   "start although the forecast exceeds the free memory");
   add_device(train, train_args->device);
 
+  const auto [rl, rl_args] =
+      commands.add(nullptr, "rl", "reinforcement learning in an environment, by a recipe", run_rl);
+  rl->add_option("recipe", rl_args->recipe, "recipe (.toml)")->required();
+  rl->add_option("--set", rl_args->overrides, "key=value, laid over the recipe's own");
+  rl->add_flag("--resume", rl_args->resume, "go on from the newest checkpoint of the run directory");
+  add_device(rl, rl_args->device);
+
   const auto [report, report_args] =
       commands.add(nullptr, "report", "one HTML page with the plots of one or several runs", run_report);
   report->add_option("runs", report_args->runs, "run directories")->required()->type_name("RUN_DIR");

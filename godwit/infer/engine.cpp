@@ -397,7 +397,9 @@ void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& 
           s.constraint->forbid(forbidden);
         }
         out.sampled = sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
-        out.token = {.id = static_cast<int32_t>(out.sampled.id), .logprob = out.sampled.logprob};
+        out.token = {.id = static_cast<int32_t>(out.sampled.id),
+                     .logprob = out.sampled.logprob,
+                     .policy_logprob = out.sampled.policy_logprob};
         if (s.request->top_logprobs > 0) out.token.top = likeliest(row, s.request->top_logprobs);
       } catch (const std::exception& e) {
         out.error = e.what();
@@ -499,6 +501,12 @@ bool Engine::step() {
 void Engine::run_until_idle() {
   while (step()) {
   }
+}
+
+void Engine::forget_prefixes() {
+  check(running_.empty(), "engine: the prefixes of {} running sequences cannot be forgotten",
+        running_.size());
+  prefix_.clear();
 }
 
 void Engine::publish() {

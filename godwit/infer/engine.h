@@ -114,6 +114,9 @@ class Engine {
   bool step();
   void run_until_idle();
 
+  // The weights have changed: what cached prefixes hold is no longer theirs. Nothing may be running.
+  void forget_prefixes();
+
   EngineStats stats() const;
   int64_t max_context() const { return max_context_; }
 

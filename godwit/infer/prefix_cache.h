@@ -52,6 +52,13 @@ class PrefixCache {
   // does not fit the budget; false if there is none in the store.
   bool evict();
 
+  // As new.
+  void clear() {
+    while (evict()) {
+    }
+    seen_.clear();
+  }
+
   int64_t entries() const { return static_cast<int64_t>(by_hash_.size()); }
   int64_t host_entries() const { return static_cast<int64_t>(host_.size()); }
   int64_t bytes() const { return bytes_; }

@@ -85,6 +85,21 @@ double log_normaliser(const float* p, int64_t size, double largest) {
 
 }  // namespace
 
+double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, double temperature, int64_t id) {
+  if (temperature <= 0.0) return 0.0;  // the one token that can come
+  const at::Tensor row = logits.contiguous();
+  const float* p = row.data_ptr<float>();
+  const bool* banned = forbidden.defined() ? forbidden.data_ptr<bool>() : nullptr;
+  const int64_t size = row.numel();
+  double largest = -std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < size; ++i)
+    if (!banned || !banned[i]) largest = std::max(largest, static_cast<double>(p[i]));
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; ++i)
+    if (!banned || !banned[i]) sum += std::exp((p[i] - largest) / temperature);
+  return (p[id] - largest) / temperature - std::log(sum);
+}
+
 Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t position,
                const at::Tensor& forbidden, const TokenHistory* history) {
   check(logits.dim() == 1 && logits.scalar_type() == at::kFloat && logits.device().is_cpu(),
@@ -106,7 +121,12 @@ Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t p
   }
   check(best >= 0 && std::isfinite(largest), "sample: no token can be drawn at position {}", position);
   const double normaliser = log_normaliser(raw, size, largest);
-  const auto result = [&](int64_t id) { return Sampled{.id = id, .logprob = raw[id] - normaliser}; };
+  const auto result = [&](int64_t id) {
+    return Sampled{.id = id,
+                   .logprob = raw[id] - normaliser,
+                   .policy_logprob =
+                       params.policy_logprob ? policy_logprob(row, forbidden, params.temperature, id) : 0.0};
+  };
   if (params.temperature <= 0.0) return result(best);
 
   const std::vector<Candidate> drawn_from = candidates(p, banned, size, params);

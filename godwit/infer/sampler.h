@@ -12,6 +12,11 @@
 
 namespace godwit {
 
+// Log-probability of `id` under the policy that reinforcement learning trains: softmax of logits /
+// temperature over the tokens that are not forbidden. One function and one order of its sums for rollout and
+// trainer.
+double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, double temperature, int64_t id);
+
 // logits [V] fp32 on the CPU; `forbidden` [V] bool or undefined: tokens that are never drawn; `history` for
 // the penalties, or null. The draw is a pure function of (seed, position). Throws Error if a logit is NaN,
 // naming the position, or if everything is forbidden.

@@ -22,6 +22,7 @@ struct SamplingParams {
   // (Keskar et al., arXiv:1909.05858).
   double repetition_penalty = 1.0;
   std::vector<std::pair<int32_t, double>> logit_bias = {};  // added to the logits of these ids
+  bool policy_logprob = false;                              // wanted: Sampled::policy_logprob
 };
 
 // What the penalties look at.
@@ -33,11 +34,13 @@ struct TokenHistory {
 struct Sampled {
   int64_t id = 0;
   double logprob = 0.0;  // log-probability of `id` under the model's own distribution (softmax of the logits)
+  double policy_logprob = 0.0;  // sampler.h; 0 unless params ask for it
 };
 
 struct DrawnToken {
   int32_t id = 0;
   double logprob = 0.0;                              // under the model's own distribution
+  double policy_logprob = 0.0;                       // sampler.h; 0 unless the sampling asks for it
   std::vector<std::pair<int32_t, double>> top = {};  // the likeliest tokens, best first
 };
 

@@ -289,7 +289,45 @@ Chart over_steps(const std::vector<Run>& runs, const std::string& key, const std
   return chart;
 }
 
-// Numbers that have no section of their own, such as those of reinforcement learning.
+struct Number {
+  const char *key, *title, *unit;
+};
+constexpr Number kRewardNumbers[] = {
+    {"reward", "Reward", "mean of the step's episodes"},
+    {"success", "Success", "share"},
+    {"recovery", "Recovery", "solved share of the episodes that met a failing tool"},
+    {"calls", "Tool calls", "a task"},
+    {"tokens", "Tokens written", "a task"},
+    {"entropy", "Entropy", "nats"},
+    {"staleness", "Staleness", "updates, mean over tokens"},
+    {"masked_share", "Masked share", "tokens without a policy gradient"},
+    {"max_dlogp", "Rollout against trainer", "largest difference of log-probabilities"},
+    {"eval_success", "Success on held-out tasks", "share"},
+};
+
+std::string reward_charts(const std::vector<Run>& runs) {
+  std::string out;
+  for (const Number& n : kRewardNumbers)
+    out += render(over_steps(runs, n.key, n.title, n.unit), "Not recorded in this run.");
+  return out;
+}
+
+std::string summary_by_reward(const std::vector<Run>& runs) {
+  std::string out =
+      "<div "
+      "class=\"scroll\"><table><tr><th>run</th><th>steps</th><th>reward</th><th>success</th><th>recovery</th>"
+      "<th>calls</th><th>tokens</th><th>held-out success</th></tr>";
+  for (size_t i = 0; i < runs.size(); ++i) {
+    out += fmt::format("<tr><td><i class=\"key b{}\"></i> {}</td><td>{}</td>", colour_of(i),
+                       escape(runs[i].name), cell(last_of(runs[i], "step"), "{:.0f}"));
+    for (const char* key : {"reward", "success", "recovery", "calls", "tokens", "eval_success"})
+      out += fmt::format("<td>{}</td>", cell(last_of(runs[i], key)));
+    out += "</tr>";
+  }
+  return out + "</table></div>\n";
+}
+
+// Numbers that have no section of their own.
 std::string other_charts(const std::vector<Run>& runs) {
   static const std::set<std::string> kShown = {"step",          "context",      "tokens",
                                                "loss",          "tokens_per_s", "grad_norm",
@@ -297,10 +335,13 @@ std::string other_charts(const std::vector<Run>& runs) {
   static const std::map<std::string, std::string> kTitles = {{"lr", "Learning rate of Muon"},
                                                              {"max_logit", "Largest attention logit"},
                                                              {"clipped_heads", "Heads clipped by QK-Clip"}};
+  std::set<std::string> above = kShown;
+  if (runs.front().learns_by_reward())
+    for (const Number& n : kRewardNumbers) above.insert(n.key);
   std::set<std::string> keys;
   for (const Run& run : runs)
     for (const auto& [key, column] : run.numbers)
-      if (!kShown.contains(key)) keys.insert(key);
+      if (!above.contains(key)) keys.insert(key);
   std::string out;
   for (const std::string& key : keys) {
     std::set<double> values;
@@ -322,18 +363,23 @@ std::string grid(const std::string& inside) {
   return "<div class=\"grid2\">\n" + inside + "</div>\n";
 }
 
-}  // namespace
-
-std::string make_page(const std::vector<Run>& runs) {
-  std::string title = "Report:";
-  for (const Run& run : runs) title += " " + run.name;
-  std::string body = fmt::format("<h1>{}</h1>\n", escape(title));
+// Runs of reinforcement learning have neither context stages nor held-out text.
+std::string reward_sections(const std::vector<Run>& runs) {
+  std::string out = summary_by_reward(runs);
+  out += section("Reinforcement learning", "Each step's episodes; held-out tasks where they were measured.",
+                 grid(reward_charts(runs)));
+  std::string episodes;
   for (const Run& run : runs)
-    for (size_t i = 0; i < run.notes.size() && i < 10; ++i)
-      body += fmt::format(
-          "<p class=\"note\">{}: {}{}</p>\n", escape(run.name), escape(run.notes[i]),
-          i == 9 && run.notes.size() > 10 ? fmt::format("; and {} more", run.notes.size() - 10) : "");
-  body += summary(runs);
+    if (!run.episodes.empty())
+      episodes += fmt::format("<h3>{}</h3>\n", escape(run.name)) + episodes_html(run.episodes);
+  out += section("Episodes",
+                 "Of the first and the last step that kept any: what the model read, and what it wrote.",
+                 episodes.empty() ? "<p class=\"none\">None were kept.</p>\n" : episodes);
+  return out + section("Steps", "Each step as it was measured.", grid(other_charts(runs)));
+}
+
+std::string training_sections(const std::vector<Run>& runs) {
+  std::string body = summary(runs);
   body += section("Loss",
                   "Dashed lines begin a context stage. Diamonds are gates: the held-out loss at the context "
                   "of the stage before.",
@@ -345,12 +391,28 @@ std::string make_page(const std::vector<Run>& runs) {
   body += section("Depth", "Norms by layer at a few moments of the run, the latest in full colour.",
                   grid(depth_charts(runs, "grad_norms", "gradient norm") +
                        depth_charts(runs, "activation_rms", "activation norm (root mean square)")));
-  body += section(
-      "Speed and steps", "Each step as it was measured.",
-      grid(render(over_steps(runs, "tokens_per_s", "Throughput", "tokens/s"), "No throughput was recorded.") +
-           render(over_steps(runs, "grad_norm", "Gradient norm", "before clipping"),
-                  "No gradient norm was recorded.") +
-           other_charts(runs)));
+  return body + section("Speed and steps", "Each step as it was measured.",
+                        grid(render(over_steps(runs, "tokens_per_s", "Throughput", "tokens/s"),
+                                    "No throughput was recorded.") +
+                             render(over_steps(runs, "grad_norm", "Gradient norm", "before clipping"),
+                                    "No gradient norm was recorded.") +
+                             other_charts(runs)));
+}
+
+}  // namespace
+
+std::string make_page(const std::vector<Run>& runs) {
+  std::string title = "Report:";
+  for (const Run& run : runs) title += " " + run.name;
+  std::string body = fmt::format("<h1>{}</h1>\n", escape(title));
+  for (const Run& run : runs)
+    for (size_t i = 0; i < run.notes.size() && i < 10; ++i)
+      body += fmt::format(
+          "<p class=\"note\">{}: {}{}</p>\n", escape(run.name), escape(run.notes[i]),
+          i == 9 && run.notes.size() > 10 ? fmt::format("; and {} more", run.notes.size() - 10) : "");
+  body += std::all_of(runs.begin(), runs.end(), [](const Run& run) { return run.learns_by_reward(); })
+              ? reward_sections(runs)
+              : training_sections(runs);
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width, "

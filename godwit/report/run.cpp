@@ -146,6 +146,7 @@ Run read_run(const fs::path& directory) {
   run.name = (whole.has_filename() ? whole : whole.parent_path()).filename().string();
   read_metrics(run, metrics);
   if (fs::exists(record)) read_record(run, record);
+  run.episodes = read_episodes(directory);
   return run;
 }
 

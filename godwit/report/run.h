@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "godwit/report/episodes.h"
+
 namespace godwit::report {
 
 using Column = std::vector<double>;  // one value a row; NaN where the row has none
@@ -39,9 +41,11 @@ struct Run {
   std::vector<Gate> gates;
   std::vector<PositionLoss> positions;
   std::vector<std::vector<double>> expert_load;  // [MoE layer][expert], load over mean load
+  std::vector<Episode> episodes;                 // of reinforcement learning
   std::vector<std::string> notes;  // what a reader should know: a cut line, values that are not numbers
 
   size_t rows() const;
+  bool learns_by_reward() const { return numbers.contains("reward"); }
   const Column& column(const std::string& key) const;    // empty if there is none
   const ListColumn& list(const std::string& key) const;  // empty if there is none
 };

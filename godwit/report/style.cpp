@@ -44,6 +44,8 @@ svg text { font-size:12px; fill:var(--soft); } .label { fill:var(--soft); } .mid
 .q0{fill:var(--q0);background:var(--q0)} .q1{fill:var(--q1);background:var(--q1)} .q2{fill:var(--q2);background:var(--q2)}
 .q3{fill:var(--q3);background:var(--q3)} .q4{fill:var(--q4);background:var(--q4)} .q5{fill:var(--q5);background:var(--q5)}
 .q6{fill:var(--q6);background:var(--q6)} .q7{fill:var(--q7);background:var(--q7)} .q8{fill:var(--q8);background:var(--q8)}
+details { margin:.5em 0; } summary { cursor:pointer; } pre { white-space:pre-wrap; overflow-wrap:anywhere; font-size:.8rem; padding:.6em .8em; margin:.3em 0;
+  background:var(--card); border-radius:6px; } pre.read { color:var(--soft); margin-right:3em; } pre.written { margin-left:3em; }
 @media (max-width:560px) { main { padding:12px 10px 40px; } figure { padding:10px 6px 6px; } svg text { font-size:17px; } .mark-label { font-size:16px; }
   .legend { font-size:.9rem; } th,td { padding:.4em .55em; } }
 @media print { figure, .scroll { break-inside:avoid; } }

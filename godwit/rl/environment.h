@@ -22,6 +22,7 @@ struct Task {
   std::vector<ChatMessage> messages = {};  // how the conversation begins
   std::string tools = {};                  // a JSON list, as ChatOptions::tools
   int64_t base_tokens = 0;  // b0: what a model may write for it at budget factor 1; 0 = no budget
+  std::string fault = {};   // not empty: the environment has failed, and why; the episode is over
 };
 
 struct StepResult {

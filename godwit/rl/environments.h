@@ -21,4 +21,20 @@ std::unique_ptr<Environment> make_notes(const nlohmann::json& options);
 // of a demonstration's moves that are random.
 std::unique_ptr<Environment> make_grid(const nlohmann::json& options);
 
+// "sql": questions about a table. Options: people (8), turns (8), failure (0), give_up (0).
+std::unique_ptr<Environment> make_sql(const nlohmann::json& options);
+
+// "log_search": one line of a long log. Options: lines (200), failures (4), turns (12), search (true): with a
+// tool that finds; without it the log must be read, whatever its length.
+std::unique_ptr<Environment> make_log_search(const nlohmann::json& options);
+
+// "files": a script with a mistake and hidden tests in a sandbox. Options: submissions (2), turns (12), guess
+// (0): share of demonstrations with a wrong repair, weaker (false).
+std::unique_ptr<Environment> make_files(const nlohmann::json& options);
+
+// "process": any program that speaks JSON lines, in a sandbox (docs/rl.md). Options: command (list of words),
+// folder (seen as /program), options (passed on), answer_s (10), turns (64), weaker (false), cpu_s,
+// memory_mb, work_mb, processes, line_mb.
+std::unique_ptr<Environment> make_process(const nlohmann::json& options);
+
 }  // namespace godwit::rl

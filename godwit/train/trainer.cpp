@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -16,6 +15,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/log.h"
 #include "godwit/base/progress.h"
+#include "godwit/base/stop_signals.h"
 #include "godwit/io/file.h"
 #include "godwit/model/checkpoint.h"
 #include "godwit/train/checkpoint.h"
@@ -33,27 +33,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 constexpr size_t kRecentSteps = 20;  // for means over "the last steps"
-
-volatile std::sig_atomic_t g_stop = 0;
-
-// SIGTERM and SIGINT ask the run to save and end; the old handlers come back with the object.
-class StopSignals {
- public:
-  StopSignals() {
-    g_stop = 0;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { g_stop = 1; };
-    sigaction(SIGTERM, &action, &old_term_);
-    sigaction(SIGINT, &action, &old_int_);
-  }
-  ~StopSignals() {
-    sigaction(SIGTERM, &old_term_, nullptr);
-    sigaction(SIGINT, &old_int_, nullptr);
-  }
-
- private:
-  struct sigaction old_term_ = {}, old_int_ = {};
-};
 
 double mean(const std::deque<double>& values) {
   return values.empty()
@@ -119,7 +98,8 @@ class Run {
     return progress_at(at_.stage_step) >= plan_[at_.stage].end;
   }
   bool asked_to_stop() {
-    return group_.any(g_stop || (recipe_.train.time_limit_s > 0 && here() > recipe_.train.time_limit_s));
+    return group_.any(StopSignals::asked() ||
+                      (recipe_.train.time_limit_s > 0 && here() > recipe_.train.time_limit_s));
   }
 
   const Recipe& recipe_;

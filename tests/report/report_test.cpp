@@ -121,14 +121,41 @@ TEST_F(Report, ReinforcementLearningHasItsOwnNumbers) {
   const std::string page = make_page({read_run(write("rl",
                                                      "{\"step\":1,\"reward\":0.25,\"success\":0.5}\n"
                                                      "{\"step\":2,\"reward\":0.5,\"success\":0.75}\n"))});
-  EXPECT_TRUE(has(page, "<figcaption>reward</figcaption>"));
-  EXPECT_TRUE(has(page, "<figcaption>success</figcaption>"));
+  EXPECT_TRUE(has(page, "<figcaption>Reward</figcaption>"));
+  EXPECT_FALSE(has(page, "Loss by stage"));
+  EXPECT_TRUE(has(page, "<figcaption>Success</figcaption>"));
 }
 
 TEST_F(Report, NamesAreText) {
   const std::string page = make_page({read_run(write("a<b>&\"c", kRows))});
   EXPECT_FALSE(has(page, "a<b>"));
   EXPECT_TRUE(has(page, "a&lt;b&gt;&amp;&quot;c"));
+}
+
+TEST_F(Report, EpisodesAreReadTurnByTurn) {
+  const auto run = write(
+      "rl", "{\"step\":1,\"reward\":0.25,\"success\":0.5}\n{\"step\":9,\"reward\":0.5,\"success\":0.75}\n");
+  std::filesystem::create_directories(run / "trajectories");
+  const auto keep = [&](const std::string& name, const std::string& before) {
+    testing::put_file(
+        run / "trajectories" / name,
+        R"([{"group":3,"sample":1,"reward":0.5,"success":1,"reason":"answered","turns":[{"before":")" +
+            before + R"(","written":"<|open|>call tool=","calls":1,"faults":1,"reward":0.25}]}])");
+  };
+  keep("step-1.json", "first task");
+  keep("step-2.json", "passed over");
+  keep("step-10.json", "last task " + std::string(10000, 'x'));
+  const Run read = read_run(run);
+  ASSERT_EQ(read.episodes.size(), 2u);
+  EXPECT_EQ(read.episodes[1].step, 10);  // by number, not by name
+  const std::string page = make_page({read});
+  EXPECT_TRUE(has(page, "first task"));
+  EXPECT_FALSE(has(page, "passed over"));
+  EXPECT_TRUE(has(page, "&lt;|open|&gt;call tool="));
+  EXPECT_TRUE(has(page, "… 6010 bytes …"));
+  EXPECT_TRUE(has(page, "1 calls, 1 of them failed"));
+  testing::put_file(run / "trajectories/step-1.json", "[7]");
+  EXPECT_NE(fault(run).find("step-1.json"), std::string::npos);
 }
 
 TEST(Thin, KeepsPeaks) {

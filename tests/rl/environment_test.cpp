@@ -52,7 +52,8 @@ Played play(const std::string& name, const json& options, uint64_t seed, bool re
 class Builtin : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Builtin, TheExpertSolvesItAndASavedStateGoesOnTheSame) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  const uint64_t seeds = std::string(GetParam()) == "files" ? 3 : 20;  // its tests run programs
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     const Played a = play(GetParam(), json::object(), seed), b = play(GetParam(), json::object(), seed, true);
     EXPECT_EQ(a.success, 1) << seed;
     EXPECT_EQ(a.wrong, 0);
@@ -110,7 +111,8 @@ TEST_P(Builtin, TurnsAreLimited) {
   godwit::testing::expect_error([&] { environment->step(turn); }, {"end of the episode"});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Builtin, ::testing::Values("calculator", "notes", "grid"),
+INSTANTIATE_TEST_SUITE_P(All, Builtin,
+                         ::testing::Values("calculator", "notes", "grid", "sql", "log_search", "files"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(Environment, UnknownNamesAndOptions) {
@@ -178,6 +180,57 @@ TEST(Notes, RecallNeedsTheRightCode) {
   const StepResult r = environment->step(assistant_says("99"));
   EXPECT_TRUE(r.done);
   EXPECT_EQ(r.success, 0);
+}
+
+TEST(Sql, OnlyReading) {
+  const auto ask = [](const std::string& sql) {
+    auto environment = make_environment("sql", json::object());
+    environment->reset(2);
+    return environment->step(assistant_calls("query", {{"sql", sql}}));
+  };
+  EXPECT_EQ(text_of(ask("SELECT COUNT(*) FROM people").messages.at(0)), "8\n");
+  for (const char* bad :
+       {"DROP TABLE people", "DELETE FROM people", "UPDATE people SET age = 1", "ATTACH 'x' AS y",
+        "PRAGMA writable_schema = 1", "SELECT load_extension('x')", "nonsense", "VACUUM INTO '/tmp/x'"}) {
+    const StepResult r = ask(bad);
+    EXPECT_EQ(r.wrong, 1) << bad;
+    EXPECT_TRUE(text_of(r.messages.at(0)).starts_with("error")) << bad;
+  }
+  // Work without end is cut off, an empty query is no rows.
+  EXPECT_EQ(ask("WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT SUM(x) FROM r").wrong,
+            1);
+  EXPECT_EQ(ask("").wrong, 0);
+}
+
+TEST(LogSearch, ALongObservationIsGivenWhole) {
+  const json options = {{"lines", 20000}, {"search", false}};
+  auto environment = make_environment("log_search", options);
+  environment->reset(5);
+  const StepResult r = environment->step(*environment->demonstrate());
+  EXPECT_GT(text_of(r.messages.at(0)).size(), 300000u);
+  EXPECT_LT(environment->save().size(), 1000u);  // and is not part of the state
+  EXPECT_EQ(environment->step(*environment->demonstrate()).success, 1);
+}
+
+TEST(Files, TestsStayHiddenAndSubmissionsEnd) {
+  auto environment = make_environment("files", {{"submissions", 2}});
+  environment->reset(1);
+  const ChatMessage submit = assistant_calls("submit", json::object());
+  StepResult r = environment->step(submit);
+  EXPECT_EQ(text_of(r.messages.at(0)), "failed, 1 left");
+  EXPECT_FALSE(r.done);
+  const auto write = [&](const std::string& path, const std::string& text) {
+    return environment->step(assistant_calls("write_file", {{"path", path}, {"text", text}}));
+  };
+  for (const char* path : {"/etc/passwd", "../x", "new.sh", ""}) EXPECT_EQ(write(path, "x").wrong, 1) << path;
+  r = environment->step(submit);
+  EXPECT_TRUE(r.done);
+  EXPECT_EQ(r.success, 0);
+  // A script that never ends fails its test.
+  environment->reset(2);
+  const std::string path = json::parse(environment->save())["world"]["files"].begin().key();
+  EXPECT_EQ(write(path, "while true; do :; done\n").wrong, 0);
+  EXPECT_EQ(text_of(environment->step(submit).messages.at(0)), "failed, 1 left");
 }
 
 TEST(ReadInteger, OneNumberAndNoMore) {

@@ -1,0 +1,103 @@
+// Episodes over the inference engine: token in, token out. What the model draws is kept as drawn; what the
+// environment answers is appended behind it and nothing is ever encoded twice.
+//
+// A phase keeps `groups` tasks with `samples` episodes each active. It ends when a share of them has finished
+// and at least one group is complete (Kimi K3 report, arXiv:2607.24653 section 4); episodes that are under
+// way are suspended at the token where they are, and go on first in the next phase, with the weights of then.
+// No token is older than max_staleness steps when its group is trained on: a phase does not end before the
+// groups are complete that would become too old.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "godwit/infer/engine.h"
+#include "godwit/rl/environment.h"
+#include "godwit/rl/trajectory.h"
+
+namespace godwit::rl {
+
+struct EnvironmentChoice {
+  std::string name;
+  std::string options = "{}";  // a JSON object
+  double weight = 1;           // share of the tasks, relative to the others
+  std::string teacher;         // a model directory: on-policy distillation (distill.h); empty: none
+  bool operator==(const EnvironmentChoice&) const = default;
+};
+
+struct RolloutOptions {
+  std::vector<EnvironmentChoice> environments;
+  int64_t groups = 8, samples = 8;
+  double finish_share = 1;
+  int64_t max_staleness = 1;
+  double temperature = 1;
+  int64_t turn_tokens = 128;  // of one assistant's turn
+  int64_t context = 1024;     // of a whole trajectory
+  bool thinking = false;
+  int64_t concurrent = 32;  // episodes in the engine at a time
+  uint64_t seed = 0;        // of tasks and draws
+  bool operator==(const RolloutOptions&) const = default;
+};
+
+struct RolloutProgress {
+  int64_t finished = 0, active = 0;  // episodes
+  int64_t drawn = 0;                 // tokens in this phase
+};
+
+class Rollouts {
+ public:
+  // `model`'s weights may change between phases, in place.
+  Rollouts(const LoadedModel& model, RolloutOptions options);
+  ~Rollouts();
+  Rollouts(const Rollouts&) = delete;
+  Rollouts& operator=(const Rollouts&) = delete;
+
+  // One phase with the weights of `version`. Complete groups, in the order of their ids; each vector has
+  // `samples` trajectories, all done. Throws Error when the engine fails.
+  std::vector<std::vector<Trajectory>> run(int64_t version,
+                                           const std::function<void(const RolloutProgress&)>& progress = {});
+
+  // Suspended episodes with their environments, and which task comes next. Only between phases.
+  nlohmann::json save() const;
+  void load(const nlohmann::json& saved);
+
+  int64_t suspended() const;  // episodes
+  EngineStats engine_stats() const { return engine_.stats(); }
+
+ private:
+  struct Episode;
+  struct Group;
+
+  std::unique_ptr<Environment> make(size_t choice) const;
+  size_t choose(int64_t group) const;
+  void start_group();
+  void submit_group(Group& group);
+  void submit(Episode& episode);
+  Request request_for(const Episode& episode) const;
+  void begin_segment(Episode& episode);
+  bool take(Episode& episode, const DrawnToken& token);
+  void finish(Episode& episode, const Finish& finish);
+  void end_turn(Episode& episode);
+  void end_episode(Episode& episode, const std::string& reason, double success);
+  bool may_stop() const;
+  void suspend();
+
+  const LoadedModel& model_;
+  RolloutOptions options_;
+  Engine engine_;
+  std::vector<int32_t> specials_;
+  int32_t end_id_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  int64_t next_group_ = 0, version_ = 0, drawn_ = 0;
+  std::vector<Episode*> ready_;  // their turn is over
+  std::string error_;            // of the engine
+};
+
+// The chat of a task as ids, and the options it was written with.
+std::vector<int32_t> encode_task(const Task& task, bool thinking, const Tokenizer& tokenizer);
+
+}  // namespace godwit::rl

@@ -1,0 +1,181 @@
+#include "godwit/rl/rollout.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "godwit/rl/replay.h"
+#include "tests/rl/tiny_policy.h"
+
+namespace godwit::rl {
+namespace {
+
+using nlohmann::json;
+using Groups = std::vector<std::vector<Trajectory>>;
+
+RolloutOptions options() {
+  test::register_chatter();
+  RolloutOptions o;
+  o.environments = {{.name = "chatter"}};
+  o.groups = 3;
+  o.samples = 4;
+  o.turn_tokens = 40;
+  o.context = 400;
+  o.concurrent = 5;
+  o.seed = 9;
+  return o;
+}
+
+void expect_replays(const LoadedModel& model, const Groups& groups, double temperature, int64_t version) {
+  std::vector<const Trajectory*> all;
+  for (const auto& group : groups)
+    for (const Trajectory& t : group) all.push_back(&t);
+  const auto replayed = replay(model, all, rollout_forbidden(model), temperature, /*together=*/5);
+  int64_t compared = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::vector<uint8_t> drawn(all[i]->ids.size(), 0);
+    for (const Segment& s : all[i]->segments) {
+      for (int64_t at = s.begin; at < s.end; ++at) {
+        drawn[at] = 1;
+        if (s.version != version) continue;
+        ++compared;
+        ASSERT_EQ(replayed[i].logp[at], all[i]->logp[at]) << "group " << all[i]->group << " token " << at;
+        EXPECT_LT(all[i]->logp[at], 0);
+        EXPECT_GT(replayed[i].entropy[at], 0);
+      }
+    }
+    for (size_t at = 0; at < drawn.size(); ++at) {
+      if (drawn[at] == 0) {
+        EXPECT_EQ(replayed[i].logp[at], 0);
+        EXPECT_EQ(all[i]->logp[at], 0);
+      }
+    }
+  }
+  EXPECT_GT(compared, 10);
+}
+
+void change(LoadedModel& model) {
+  for_each_param(model.config, model.weights, [](const ParamInfo&, at::Tensor& value) { value.mul_(1.01); });
+}
+
+TEST(Rollout, TokensAreKeptAndAppendedToNeverEncodedAgain) {
+  const LoadedModel model = test::tiny_policy(3);
+  Rollouts rollouts(model, options());
+  const Groups groups = rollouts.run(0);
+  ASSERT_EQ(groups.size(), 3u);
+  const int32_t end = model.tokenizer.special_id(kEndOfMsg);
+  int64_t several = 0;
+  for (const auto& group : groups) {
+    ASSERT_EQ(group.size(), 4u);
+    for (const Trajectory& t : group) {
+      EXPECT_TRUE(t.done);
+      EXPECT_EQ(t.task_seed, group.front().task_seed);
+      ASSERT_EQ(t.logp.size(), t.ids.size());
+      ASSERT_EQ(t.segments.size(), t.turns.size());  // no pauses
+      for (size_t k = 0; k < t.turns.size(); ++k) {
+        EXPECT_EQ(t.segments[k].begin, t.turns[k].begin);
+        EXPECT_EQ(t.segments[k].end, t.turns[k].end);
+        EXPECT_LE(t.turns[k].end - t.turns[k].begin, 40);
+        if (k + 1 < t.turns.size()) {
+          EXPECT_EQ(t.ids[t.turns[k].end - 1], end);
+        }
+      }
+      // What lies between two turns is the user's line, as the chat format writes it, and nothing else.
+      for (size_t k = 0; k + 1 < t.turns.size(); ++k) {
+        const std::string between = model.tokenizer.decode(std::span(t.ids).subspan(
+            static_cast<size_t>(t.turns[k].end), static_cast<size_t>(t.turns[k + 1].begin - t.turns[k].end)));
+        EXPECT_EQ(between,
+                  "<|open|>message role=\"user\"<|sep|>And then? \xc3\xa9t\xc3\xa9 "
+                  "<|close|>message<|sep|><|end_of_msg|>"
+                  "<|open|>message role=\"assistant\"<|sep|><|open|>response<|sep|>");
+        ++several;
+      }
+    }
+    EXPECT_NE(group[0].ids, group[1].ids);
+  }
+  EXPECT_GT(several, 3);
+  // One prompt for a group, and each episode's own beginning for its later turns.
+  EXPECT_GT(rollouts.engine_stats().cached_tokens, 500);
+  expect_replays(model, groups, 1, 0);
+}
+
+TEST(Rollout, TheTrainersReplayEqualsTheEngineAtAnyTemperature) {
+  const LoadedModel model = test::tiny_policy(4);
+  for (const double temperature : {0.5, 1.7}) {
+    RolloutOptions o = options();
+    o.temperature = temperature;
+    expect_replays(model, Rollouts(model, o).run(0), temperature, 0);
+  }
+}
+
+TEST(Rollout, WhatRunsBesideChangesNothing) {
+  const LoadedModel model = test::tiny_policy(5);
+  RolloutOptions one = options(), many = options();
+  one.concurrent = 1;
+  many.concurrent = 12;
+  const Groups a = Rollouts(model, one).run(0), b = Rollouts(model, many).run(0);
+  EXPECT_EQ(json(a).dump(), json(b).dump());
+}
+
+TEST(Rollout, APhaseStopsEarlyAndGoesOnFirstWithTheNewWeights) {
+  LoadedModel model = test::tiny_policy(6);
+  RolloutOptions o = options();
+  o.groups = 6;
+  o.samples = 2;
+  o.finish_share = 0.4;
+  o.max_staleness = 1;
+  Rollouts rollouts(model, o);
+  int64_t mixed = 0, suspended = 0;
+  for (int64_t version = 0; version < 6; ++version) {
+    const Groups groups = rollouts.run(version);
+    EXPECT_GE(groups.size(), 1u);
+    suspended += rollouts.suspended();
+    for (const auto& group : groups) {
+      for (const Trajectory& t : group) {
+        EXPECT_TRUE(t.done);
+        EXPECT_GE(t.oldest_version(), version - 1);
+        for (size_t i = 1; i < t.segments.size(); ++i) {
+          EXPECT_GE(t.segments[i].begin, t.segments[i - 1].end);
+          mixed += t.segments[i].version != t.segments[i - 1].version;
+        }
+      }
+    }
+    expect_replays(model, groups, 1, version);
+    change(model);
+  }
+  EXPECT_GT(suspended, 0);
+  EXPECT_GT(mixed, 0);
+}
+
+TEST(Rollout, SavedEpisodesGoOnAsIfNothingHadHappened) {
+  LoadedModel model = test::tiny_policy(7);
+  RolloutOptions o = options();
+  o.finish_share = 0.5;
+  o.groups = 5;
+  Rollouts straight(model, o), first(model, o);
+  straight.run(0);
+  first.run(0);
+  EXPECT_GT(first.suspended(), 0);
+  const std::string saved = first.save().dump();
+  Rollouts second(model, o);
+  second.load(json::parse(saved));
+  EXPECT_EQ(second.save().dump(), saved);
+  change(model);
+  for (int64_t version = 1; version < 4; ++version) {
+    EXPECT_EQ(json(straight.run(version)).dump(), json(second.run(version)).dump());
+    change(model);
+  }
+}
+
+TEST(Rollout, WithoutStalenessEveryPhaseIsWhole) {
+  const LoadedModel model = test::tiny_policy(8);
+  RolloutOptions o = options();
+  o.finish_share = 0.1;
+  o.max_staleness = 0;
+  Rollouts rollouts(model, o);
+  EXPECT_EQ(rollouts.run(0).size(), 3u);
+  EXPECT_EQ(rollouts.suspended(), 0);
+}
+
+}  // namespace
+}  // namespace godwit::rl
