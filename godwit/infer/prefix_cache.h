@@ -52,11 +52,13 @@ class PrefixCache {
   // does not fit the budget; false if there is none in the store.
   bool evict();
 
-  // As new.
+  // As new: neither tier holds anything.
   void clear() {
-    while (evict()) {
-    }
+    stored_.clear();
+    host_.clear();
+    by_hash_.clear();
     seen_.clear();
+    bytes_ = host_bytes_ = 0;
   }
 
   int64_t entries() const { return static_cast<int64_t>(by_hash_.size()); }
