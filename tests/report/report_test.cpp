@@ -145,7 +145,7 @@ TEST_F(Report, EpisodesAreReadTurnByTurn) {
   keep("step-1.json", "first task");
   keep("step-2.json", "passed over");
   keep("step-10.json", "last task " + std::string(10000, 'x'));
-  const Run read = read_run(run);
+  const auto read = read_run(run);
   ASSERT_EQ(read.episodes.size(), 2u);
   EXPECT_EQ(read.episodes[1].step, 10);  // by number, not by name
   const std::string page = make_page({read});
