@@ -55,6 +55,13 @@ class Config:
             raise ValueError("only the sigmoid router is known")
         if text.get("mla_use_nope") is False:
             raise ValueError("rotated MLA is unknown")
+        if "linear_attn_config" not in text and "layer_types" in text:  # as transformers' save_pretrained may write it
+            kinds = text["layer_types"]
+            text["linear_attn_config"] = {
+                "kda_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "linear_attention"],
+                "full_attn_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"],
+                "num_heads": text["linear_num_heads"], "head_dim": text["linear_head_dim"],
+                "short_conv_kernel_size": text["linear_conv_kernel_dim"]}
         names = {field.name for field in dataclasses.fields(cls)}
         config = cls(prefix="language_model." if nested else "",
                      **{k: v for k, v in text.items() if k in names and v is not None})
