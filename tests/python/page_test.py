@@ -138,6 +138,7 @@ def settings(b, **values):
             b.type(str(value)) if value != "" else b.js("document.activeElement.value = ''")
     b.click("#settings button.primary")
     b.wait("!document.getElementById('settings').open", "the settings close")
+    b.js("new Promise(done => setTimeout(done, 50))")  # the close event, which takes them over, comes a moment later
 
 
 def say(b, text):
@@ -170,10 +171,14 @@ def conversation(b, server, address):
     # Stop: by the button and by Escape; the server's sequence ends.
     settings(b, max_tokens=3000)
     for how in ("button", "Escape"):
-        say(b, "Go on")
-        b.wait(f"{TEXT}.length > 20", "the answer begins")
-        b.click("#stop") if how == "button" else b.key("Escape")
-        b.wait(f"{IDLE} && {LAST}.textContent.includes('stopped')", f"{how} stops")
+        for _ in range(20):  # random weights may end the answer before it is stopped
+            say(b, "Go on")
+            b.wait(f"{TEXT}.length > 20 || ({IDLE} && {LAST}.querySelector('.meta'))", "the answer begins")
+            b.js("document.getElementById('stop').click()") if how == "button" else b.key("Escape")
+            b.wait(f"{IDLE} && {LAST}.querySelector('.meta')", "the answer ends")
+            if b.js(f"{LAST}.textContent.includes('stopped')"):
+                break
+        check(b.js(f"{LAST}.textContent.includes('stopped')"), f"{how} stops")
         b.wait("fetch('metrics').then(r => r.text()).then(t => /godwit_requests_running 0/.test(t))", f"{how} ends the sequence on the server")
 
     # Thoughts are folded, and open by the keyboard.

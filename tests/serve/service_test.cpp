@@ -244,7 +244,11 @@ TEST(Service, PageModelsMetricsTokens) {
   EXPECT_NE(request(server.port(), "GET", "/").body.find("<!doctype html>"), std::string::npos);
   EXPECT_EQ(Json::parse(request(server.port(), "GET", "/v1/models").body)["data"][0]["id"], "tiny");
   request(server.port(), "POST", "/v1/completions", completion(5, 1));
-  const std::string metrics = request(server.port(), "GET", "/metrics").body;
+  std::string metrics;  // published when the step is over, a moment after its last token was sent
+  for (int i = 0; i < 500 && metrics.find("godwit_drawn_tokens_total 5") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    metrics = request(server.port(), "GET", "/metrics").body;
+  }
   EXPECT_NE(metrics.find("godwit_drawn_tokens_total 5"), std::string::npos) << metrics;
   EXPECT_NE(metrics.find("godwit_time_to_first_token_seconds_count 1"), std::string::npos);
   const Json ids = Json::parse(request(server.port(), "POST", "/tokenize", R"({"prompt": "Grüße!"})").body);
