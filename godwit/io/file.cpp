@@ -69,7 +69,7 @@ fs::path temporary_beside(const fs::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(fs::path path, Mode mode) : path_(std::move(path)) {
-  const Descriptor file(path_, O_RDONLY);
+  const Descriptor file(path_, O_RDONLY | O_NONBLOCK);  // a FIFO would wait for its writer
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) fail("cannot read {}: {}", path_.string(), reason(errno));
   check(S_ISREG(info.st_mode), "cannot map {}: not a regular file", path_.string());

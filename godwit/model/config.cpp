@@ -106,6 +106,31 @@ class Reader {
   std::string where_;
 };
 
+constexpr int64_t kMostExperts = 65536;  // every expert has names of its own in a checkpoint
+
+// Packed experts are read as MXFP4 and as nothing else.
+void check_quantization(const json& root, const std::string& where) {
+  for (const json* at : {&root, root.contains("text_config") ? &root["text_config"] : &root}) {
+    if (!at->is_object() || !at->contains("quantization_config") || (*at)["quantization_config"].is_null())
+      continue;
+    const json& found = (*at)["quantization_config"];
+    const auto expect = [&](const json& object, const char* key, const json& value) {
+      const json got = object.is_object() && object.contains(key) ? object[key] : json();
+      check(got == value, "{}: quantization_config: '{}' is {}, and only {} is known", where, key, got.dump(),
+            value.dump());
+    };
+    expect(found, "quant_method", "compressed-tensors");
+    expect(found, "format", "mxfp4-pack-quantized");
+    if (!found.contains("config_groups")) continue;
+    for (const auto& [name, group] : found["config_groups"].items()) {
+      const json weights = group.is_object() && group.contains("weights") ? group["weights"] : json();
+      expect(weights, "num_bits", 4);
+      expect(weights, "type", "float");
+      expect(weights, "group_size", 32);
+    }
+  }
+}
+
 void read_layers(const Reader& linear, ModelConfig& config) {
   config.kda_layer.assign(config.layers, false);
   for (const int64_t layer : linear.integers("kda_layers")) {  // 1-based in the file
@@ -374,6 +399,7 @@ void validate_vision(const VisionConfig& v, const std::string& where) {
 
 ModelConfig parse_model_config(const json& root_json, const std::string& where) {
   const Reader root(root_json, where);
+  check_quantization(root_json, where);
   ModelConfig config;
   const bool nested = root.has("text_config");
   config.model_type = root.string("model_type", nested ? "kimi_k3" : "kimi_linear");
@@ -446,6 +472,8 @@ void validate(const ModelConfig& c, const std::string& where) {
     check(c.moe.experts_per_token >= 1 && c.moe.experts_per_token <= c.moe.experts,
           "{}: 'num_experts_per_token' must be 1 to {}, got {}", where, c.moe.experts,
           c.moe.experts_per_token);
+    check(c.moe.experts <= kMostExperts, "{}: 'num_experts' must be at most {}, got {}", where, kMostExperts,
+          c.moe.experts);
     check(c.moe.experts % c.moe.groups == 0, "{}: 'num_expert_group' {} does not divide num_experts {}",
           where, c.moe.groups, c.moe.experts);
     check(c.moe.topk_groups <= c.moe.groups &&
@@ -511,6 +539,8 @@ json load_model_json(const std::string& model) {
     path /= "config.json";
   else if (!fs::is_regular_file(path, ignored))
     return preset_json(model);
+  check(!fs::exists(path, ignored) || fs::is_regular_file(path, ignored), "{}: not a regular file",
+        path.string());
   std::ifstream file(path);
   check(file.good(), "{}: cannot be opened", path.string());
   try {

@@ -82,6 +82,9 @@ TEST(AtomicFile, ErrorsNameThePathAndTheReason) {
   expect_error([&] { read_file(dir / "absent"); }, {"absent", "No such file"});
   expect_error([&] { MappedFile(dir / "absent"); }, {"absent", "No such file"});
   expect_error([&] { MappedFile(dir.path()); }, {"not a regular file"});
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  expect_error([&] { MappedFile(dir / "pipe"); },
+               {"pipe", "not a regular file"});  // and does not wait for a writer
   expect_error([&] { read_file(dir.path()); }, {dir.path().string(), "directory"});
 }
 

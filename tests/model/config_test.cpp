@@ -3,12 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
 #include "godwit/model/config_keys.h"
 #include "godwit/model/weights.h"
 #include "tests/model/tiny.h"
+#include "tests/support/files.h"
 
 namespace godwit {
 namespace {
@@ -118,6 +122,9 @@ TEST(Config, ErrorsNameKeyExpectedAndFound) {
   bad["text_config"]["num_hidden_layers"] = 1000000000;
   EXPECT_THAT(error_of(bad), HasSubstr("'num_hidden_layers' must be at most 100000"));
   bad = base;
+  bad["text_config"]["num_experts"] = 2000000000;
+  EXPECT_THAT(error_of(bad), HasSubstr("'num_experts' must be at most 65536, got 2000000000"));
+  bad = base;
   bad["text_config"]["num_key_value_heads"] = 1;
   EXPECT_THAT(error_of(bad), HasSubstr("'num_key_value_heads' must be num_attention_heads, "));
   bad = base;
@@ -131,6 +138,41 @@ TEST(Config, ErrorsNameKeyExpectedAndFound) {
   EXPECT_THAT(error_of(bad), HasSubstr("got \"llama\""));
   EXPECT_THAT(error_of(json::array()), HasSubstr("expected an object"));
   EXPECT_THROW(load_model_config("no-such-preset"), Error);
+}
+
+// Packed experts are read as MXFP4: anything else that looks like them must not be.
+TEST(Config, OtherQuantisationsAreRefused) {
+  const json weights = {{"num_bits", 4}, {"type", "float"}, {"group_size", 32}};
+  const json known = {{"quant_method", "compressed-tensors"},
+                      {"format", "mxfp4-pack-quantized"},
+                      {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+  json base = to_json(test::tiny_config());
+  base["text_config"]["quantization_config"] = known;
+  EXPECT_NO_THROW(parse_model_config(base, "x"));
+  base["text_config"]["quantization_config"] = nullptr;
+  EXPECT_NO_THROW(parse_model_config(base, "x"));
+  const auto refuses = [&](const char* pointer, const json& value, const char* text) {
+    json bad = base;
+    bad["text_config"]["quantization_config"] = known;
+    bad["text_config"]["quantization_config"][json::json_pointer(pointer)] = value;
+    EXPECT_THAT(error_of(bad), HasSubstr(text));
+  };
+  refuses("/format", "pack-quantized", "'format' is \"pack-quantized\", and only \"mxfp4-pack-quantized\"");
+  refuses("/quant_method", "gptq", "'quant_method' is \"gptq\"");
+  refuses("/config_groups/group_0/weights/group_size", 16, "'group_size' is 16, and only 32");
+  refuses("/config_groups/group_0/weights/type", "int", "'type' is \"int\"");
+  refuses("/config_groups/group_0/weights/num_bits", 8, "'num_bits' is 8");
+}
+
+TEST(Config, MustBeAPlainFile) {
+  const testing::ScratchDir dir;
+  std::filesystem::create_directories(dir / "a/config.json");
+  testing::expect_error([&] { load_model_config((dir / "a").string()); },
+                        {"config.json", "not a regular file"});
+  std::filesystem::create_directories(dir / "b");
+  ASSERT_EQ(::mkfifo((dir / "b/config.json").c_str(), 0600), 0);
+  testing::expect_error([&] { load_model_config((dir / "b").string()); },
+                        {"config.json", "not a regular file"});
 }
 
 TEST(Weights, NamesShapesAndRolesOfK3) {
