@@ -40,7 +40,7 @@ def configuration(form):
         return k3
     text = {k: v for k, v in k3["text_config"].items() if k not in K3_ONLY}
     linear = {k: v for k, v in text["linear_attn_config"].items() if k not in ("use_full_rank_gate", "gate_lower_bound")}
-    return text | {"hidden_act": "silu", "dtype": "float32", "linear_attn_config": linear}
+    return text | {"hidden_act": "silu", "dtype": "float32", "pad_token_id": 0, "linear_attn_config": linear}
 
 
 def make_model(form, directory):

@@ -62,16 +62,21 @@ Tensor max_logits(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens, do
   Tensor largest =
       at::full({q.size(1)}, -std::numeric_limits<float>::infinity(), q.options().dtype(at::kFloat));
   const auto* cu = cu_seqlens.data_ptr<int64_t>();
+  const auto on_device = q.options().dtype(at::kLong);
+  const Tensor start_T =  // of the sequence that a row is in
+      at::repeat_interleave(cu_seqlens.slice(0, 0, -1), cu_seqlens.diff()).to(q.device());
   const Tensor q_HTK = q.detach().transpose(0, 1), k_HKT = k.detach().permute({1, 2, 0});
-  for (int64_t n = 0; n + 1 < cu_seqlens.numel(); ++n) {
-    for (int64_t row = cu[n]; row < cu[n + 1]; row += kRows) {
-      const int64_t end = std::min(cu[n + 1], row + kRows);
-      Tensor scores = at::matmul(q_HTK.slice(1, row, end), k_HKT.slice(2, cu[n], end)) * scale;
-      const Tensor future =
-          at::ones({end - row, end - cu[n]}, scores.options().dtype(at::kBool)).triu(row - cu[n] + 1);
-      scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
-      largest = at::maximum(largest, scores.amax({1, 2}).to(at::kFloat));
-    }
+  int64_t sequence = 0;
+  for (int64_t row = 0; row < q.size(0); row += kRows) {  // of any sequences: many are far shorter
+    while (cu[sequence + 1] <= row) ++sequence;
+    const int64_t end = std::min(q.size(0), row + kRows), begin = cu[sequence];
+    const Tensor scores = at::matmul(q_HTK.slice(1, row, end), k_HKT.slice(2, begin, end)) * scale;
+    const Tensor key = at::arange(begin, end, on_device),
+                 query = at::arange(row, end, on_device).unsqueeze(1);
+    const Tensor unseen = (key > query).logical_or(key < start_T.slice(0, row, end).unsqueeze(1));
+    largest = at::maximum(
+        largest,
+        scores.masked_fill(unseen, -std::numeric_limits<double>::infinity()).amax({1, 2}).to(at::kFloat));
   }
   return largest;
 }

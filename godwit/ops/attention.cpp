@@ -1,8 +1,9 @@
 // attention: on the CPU in fp32 with widths that are multiples of 16 our own kernels (docs/attention.md),
-// whose rows depend on nothing but what they see. Elsewhere one scaled_dot_product_attention per sequence
-// (flash on both devices), cut into blocks of queries where a mask is needed, so that no [T, T] matrix is
-// ever held:
-//   whole sequence, no window      is_causal, no mask
+// whose rows depend on nothing but what they see. On a GPU in 16 bits one launch of PyTorch's flash kernel
+// for all sequences, but where whole long sequences make cuDNN faster. Elsewhere one
+// scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of queries where a mask
+// is needed, so that no [T, T] matrix is ever held:
+//   whole sequence, no window      is_causal, no mask; a batch of them where all are equally long
 //   one query                      no mask: it sees every key in its window
 //   queries after cached keys      blocks of kBlock queries, mask [kBlock, keys up to the block's end]
 //   window                         blocks of queries over the band of keys they can see: linear in T
@@ -22,6 +23,7 @@ namespace {
 
 constexpr const char* kOp = "attention";
 constexpr int64_t kBlock = 256;
+constexpr int64_t kPlanned = 1024;  // lengths for which cuDNN's plans are worth their making: multiples of it
 
 void check_offsets(const Argument& cu, int64_t total) {
   check_type(cu, at::kLong);
@@ -108,6 +110,19 @@ Tensor one_sequence(const Sequence& s) {
   return out.size() == 1 ? out[0] : at::cat(out, 2);
 }
 
+// The length of all sequences, where they are whole and equally long; 0 otherwise.
+int64_t even_length(const Tensor& q, const Tensor& k, const Tensor& cu_q) {
+  const int64_t n = cu_q.numel() - 1;
+  if (n <= 0 || q.size(0) != k.size(0) || q.size(0) % n != 0) return 0;
+  return (cu_q.diff() == q.size(0) / n).all().item<bool>() ? q.size(0) / n : 0;
+}
+
+std::vector<Tensor> by_sequence(const Tensor& x, const int64_t* offsets, int64_t sequences) {
+  std::vector<int64_t> lengths(sequences);
+  for (int64_t n = 0; n < sequences; ++n) lengths[n] = offsets[n + 1] - offsets[n];
+  return at::split_with_sizes(x, lengths);
+}
+
 Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                double scale, int64_t window) {
   const Tensor starts_q = cu_q.contiguous(), starts_k = cu_k.contiguous();
@@ -116,21 +131,57 @@ Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   // The CPU's flash kernel wants one width for keys and values: zeros are appended and cut off again.
   const int64_t pad = q.is_cpu() && v.size(2) < q.size(2) ? q.size(2) - v.size(2) : 0;
   const Tensor values = pad > 0 ? at::constant_pad_nd(v, {0, pad}) : v;
-  const auto heads_first = [](const Tensor& x, int64_t begin, int64_t end) {
-    return x.narrow(0, begin, end - begin).transpose(0, 1).unsqueeze(0);
-  };
+  if (const int64_t length = even_length(q, k, cu_q); length > 0 && window == 0) {
+    const auto batch = [&](const Tensor& x) {
+      return x.view({-1, length, x.size(1), x.size(2)}).transpose(1, 2);
+    };
+    const Tensor o =
+        at::scaled_dot_product_attention(batch(q), batch(k), batch(values), {}, /*dropout_p=*/0.0,
+                                         /*is_causal=*/true, scale);
+    return o.transpose(1, 2).reshape({q.size(0), q.size(1), -1}).narrow(2, 0, v.size(2)).contiguous();
+  }
+  // Split, not narrowed: the gradient of N narrows is N tensors of the whole length, that of a split is one.
+  const std::vector<Tensor> qs = by_sequence(q, at_q, cu_q.numel() - 1),
+                            ks = by_sequence(k, at_k, cu_q.numel() - 1),
+                            vs = by_sequence(values, at_k, cu_q.numel() - 1);
+  const auto heads_first = [](const Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
   std::vector<Tensor> out;
-  for (int64_t n = 0; n + 1 < cu_q.numel(); ++n) {
-    if (at_q[n + 1] == at_q[n]) continue;
-    const Tensor o = one_sequence({.q = heads_first(q, at_q[n], at_q[n + 1]),
-                                   .k = heads_first(k, at_k[n], at_k[n + 1]),
-                                   .v = heads_first(values, at_k[n], at_k[n + 1]),
+  for (size_t n = 0; n < qs.size(); ++n) {
+    if (qs[n].size(0) == 0) continue;
+    const Tensor o = one_sequence({.q = heads_first(qs[n]),
+                                   .k = heads_first(ks[n]),
+                                   .v = heads_first(vs[n]),
                                    .scale = scale,
                                    .window = window});
     out.push_back(o.squeeze(0).narrow(2, 0, v.size(2)).transpose(0, 1));
   }
   if (out.empty()) return q.narrow(2, 0, 0).sum(2, true).expand({0, q.size(1), v.size(2)}).contiguous();
   return out.size() == 1 ? out[0].contiguous() : at::cat(out);
+}
+
+// Whether one launch of the flash kernel for all sequences is the better way on this GPU. It reads offsets
+// and lays the diagonal bottom-right as wanted, but takes values as wide as keys (ours are padded): cuDNN is
+// faster for whole sequences, but makes a plan for each length that it meets, which takes longer than a step.
+bool takes_flash(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, int64_t window) {
+  const auto type = q.scalar_type();
+  if (!q.is_cuda() || (type != at::kBFloat16 && type != at::kHalf) || q.numel() == 0) return false;
+  if (q.size(2) % 8 != 0 || q.size(2) > 256 || v.size(2) > q.size(2)) return false;
+  const int64_t length = even_length(q, k, cu_q);
+  return window > 0 || length == 0 || length % kPlanned != 0;
+}
+
+Tensor by_flash(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+                double scale, int64_t window) {
+  const int64_t width = v.size(2);
+  const Tensor values = width < q.size(2) ? at::constant_pad_nd(v, {0, q.size(2) - width}) : v;
+  const auto on_device = [&](const Tensor& cu) { return cu.to(at::kInt).to(q.device()); };
+  const std::optional<int64_t> left = window > 0 ? std::optional(window - 1) : std::nullopt;
+  const std::optional<int64_t> right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+  const Tensor o = std::get<0>(at::_flash_attention_forward(
+      q, k, values, on_device(cu_q), on_device(cu_k), cu_q.diff().max().item<int64_t>(),
+      cu_k.diff().max().item<int64_t>(), /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, scale, left, right));
+  return o.narrow(2, 0, width).contiguous();
 }
 
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -218,8 +269,9 @@ Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, co
   const bool kernels = q.is_cpu() && q.scalar_type() == at::kFloat && q.size(1) > 0 && q.size(2) > 0 &&
                        v.size(2) > 0 && q.size(2) % 16 == 0 && v.size(2) % 16 == 0;
   if (!kernels) {
-    return is_observed(q) ? PlainAttention::apply(q, k, v, cu_q, cu_k, scale, window)
-                          : by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+    if (is_observed(q)) return PlainAttention::apply(q, k, v, cu_q, cu_k, scale, window);
+    if (takes_flash(q, k, v, cu_q, window)) return by_flash(q, k, v, cu_q, cu_k, scale, window);
+    return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
   }
   if (needs_grad(q, k, v)) return Attention::apply(q, k, v, cu_q, cu_k, scale, window);
   static const auto op = typed_handle<Forward>("godwit::attention_fwd");

@@ -4,7 +4,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/ops/ops.h"
@@ -58,6 +60,18 @@ int64_t count_targets(const std::vector<data::PackedBatch>& batches) {
 // Ends a step early: a forward that is not finite has no meaningful routing, so nothing after it is computed.
 struct NotFinite {
   std::string what;
+};
+
+// Seconds since it was made or last asked.
+class Lap {
+ public:
+  double take() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 bool has_router_loss(const BalanceOptions& o) {
@@ -314,7 +328,9 @@ StepResult TrainStep::run(const StepInput& input) {
     param.grad = at::Tensor();
     optimizer_.set_gradient(param.name, {});  // else it would hold the last step's through this one
   }
+  Lap lap;
   const auto batches = micro_batches(input.loader, input.batch, recipe_.train.micro_batch_tokens, group_);
+  result.seconds.data = lap.take();
   std::optional<std::string> fault;
   try {
     result.loss = forward_backward(input.config, batches, result);
@@ -323,6 +339,7 @@ StepResult TrainStep::run(const StepInput& input) {
     fault = found.what + ": " + first_not_finite(input.config, batches);
   }
   fault = group_.first(fault);
+  result.seconds.passes = lap.take();
   if (fault) {
     result.loss = std::numeric_limits<double>::quiet_NaN();
     result.fault = StepFault::kNotFinite;
@@ -330,11 +347,14 @@ StepResult TrainStep::run(const StepInput& input) {
     return result;
   }
   sum_gradients(result.loss);
+  result.seconds.sum = lap.take();
   apply(input, result);
   if (result.fault != StepFault::kNone) return result;
   clip_logits(result);
+  result.seconds.optimizer = lap.take();
   result.balance = balancer_.end_step(result.tokens,
                                       [this](const std::vector<at::Tensor>& counts) { group_.sum(counts); });
+  result.seconds.balance = lap.take();
   return result;
 }
 

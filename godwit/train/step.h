@@ -20,7 +20,17 @@ namespace godwit {
 
 enum class StepFault { kNone, kNotFinite, kSpike };
 
+// Where the wall time of a step went, by the waits for the device that the step makes anyway.
+struct StepSeconds {
+  double data = 0;       // sequences read and packed
+  double passes = 0;     // forward and backward
+  double sum = 0;        // gradients over the ranks
+  double optimizer = 0;  // norms, clipping, Muon, AdamW, QK-Clip
+  double balance = 0;    // the routers' biases
+};
+
 struct StepResult {
+  StepSeconds seconds;
   double loss = 0;  // nats a token, mean over the global batch's targets
   double grad_norm = 0;
   int64_t tokens = 0;                  // of the global batch

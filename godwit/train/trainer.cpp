@@ -265,6 +265,12 @@ void Run::begin_row(double multiplier, const StepResult& result, double seconds)
           {"clipped_heads", result.clipped_heads},
           {"activation_rms", result.activation_rms},
           {"grad_norms", result.layer_grad_norms}};
+  const StepSeconds& s = result.seconds;
+  row_["seconds"] = {{"data", s.data},
+                     {"passes", s.passes},
+                     {"sum", s.sum},
+                     {"optimizer", s.optimizer},
+                     {"balance", s.balance}};
   for (const char* list : {"max_vio", "dead_experts", "entropy", "flip_rate"})
     row_[list] = nlohmann::json::array();
   for (const LayerBalance& layer : result.balance.layers) {
