@@ -10,7 +10,7 @@ using nlohmann::json;
 
 struct Options {
   int64_t steps = 2, largest = 20, turns = 12;
-  double failure = 0.25, give_up = 0;
+  double failure = 0.25, give_up = 0, twice = 0;
 };
 
 int64_t apply(int64_t a, const std::string& op, int64_t b) {
@@ -18,8 +18,8 @@ int64_t apply(int64_t a, const std::string& op, int64_t b) {
   return op == "-" ? a - b : a * b;
 }
 
-// World: start, ops, operands of the chain; value and at: how far the tool's answers have come; told: whether
-// the last call failed.
+// World: start, ops, operands of the chain, values: what stands before each step; value and at: how far the
+// tool's answers have come; failed: whether the last call did; gives_up, twice: of the demonstration.
 class Calculator final : public ToolEnvironment {
  public:
   explicit Calculator(const Options& options)
@@ -27,28 +27,40 @@ class Calculator final : public ToolEnvironment {
 
   std::unique_ptr<ChatMessage> demonstrate() override {
     const auto at = world.at("at").get<size_t>();
+    if (at > asked_twice_) {  // the call that brought it here, once more
+      asked_twice_ = at;
+      if (world.at("twice")[at - 1])
+        return std::make_unique<ChatMessage>(call_of(at - 1, world.at("values")[at - 1]));
+    }
     if (at == world.at("ops").size() || (world.at("failed") && world.at("gives_up")))
       return std::make_unique<ChatMessage>(assistant_says(std::to_string(world.at("value").get<int64_t>())));
-    return std::make_unique<ChatMessage>(assistant_calls(
-        "calc", {{"a", world.at("value")}, {"op", world.at("ops")[at]}, {"b", world.at("operands")[at]}}));
+    return std::make_unique<ChatMessage>(call_of(at, world.at("value")));
   }
 
  private:
+  ChatMessage call_of(size_t step, const json& a) const {
+    return assistant_calls("calc",
+                           {{"a", a}, {"op", world.at("ops")[step]}, {"b", world.at("operands")[step]}});
+  }
+
   Task begin(Draws& draws) override {
     const char* const kOps[] = {"+", "-", "*"};
     int64_t value = draws.between(1, options_.largest);
     std::string text = "Compute " + std::to_string(value);
     world = {{"start", value}, {"value", value}, {"at", 0}, {"failed", false}};
+    asked_twice_ = 0;
     for (int64_t i = 0; i < options_.steps; ++i) {
       const char* op = kOps[draws.below(3)];
       const int64_t operand = draws.between(1, op[0] == '*' ? 9 : options_.largest);
       world["ops"].push_back(op);
       world["operands"].push_back(operand);
+      world["values"].push_back(value);
       text += std::string(" ") + op + " " + std::to_string(operand);
       value = apply(value, op, operand);
     }
     world["answer"] = value;
     world["gives_up"] = draws.chance(options_.give_up);
+    for (int64_t i = 0; i < options_.steps; ++i) world["twice"].push_back(draws.chance(options_.twice));
     const json tools = json::array({tool_declaration(
         "calc", "a op b, op one of + - *", {{"a", "integer"}, {"op", "string"}, {"b", "integer"}})});
     return {.messages = {user_says(text + ", from left to right.")}, .tools = tools.dump(), .base_tokens = 0};
@@ -82,18 +94,20 @@ class Calculator final : public ToolEnvironment {
   }
 
   Options options_;
+  size_t asked_twice_ = 0;  // steps of the chain that demonstrate() has come to know of
 };
 
 }  // namespace
 
 std::unique_ptr<Environment> make_calculator(const json& options) {
-  check_options("calculator", options, {"steps", "largest", "turns", "failure", "give_up"});
+  check_options("calculator", options, {"steps", "largest", "turns", "failure", "give_up", "twice"});
   Options o;
   o.steps = options.value("steps", o.steps);
   o.largest = std::max<int64_t>(1, options.value("largest", o.largest));
   o.turns = options.value("turns", o.turns);
   o.failure = options.value("failure", o.failure);
   o.give_up = options.value("give_up", o.give_up);
+  o.twice = options.value("twice", o.twice);
   return std::make_unique<Calculator>(o);
 }
 

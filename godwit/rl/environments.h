@@ -10,7 +10,7 @@ namespace godwit::rl {
 
 // "calculator": a chain of operations, a tool for one of them that sometimes fails. Options: steps (2),
 // largest (20), failure (0.25), give_up (0): share of demonstrations that answer after an error instead of
-// calling again.
+// calling again; twice (0): share of their successful calls that are made once more.
 std::unique_ptr<Environment> make_calculator(const nlohmann::json& options);
 
 // "notes": facts are told turn by turn, and asked for later. Options: facts (2), gap (4): idle turns between,
