@@ -14,7 +14,10 @@ namespace {
 void by_bmm(Tensor& batch, int64_t steps, at::ScalarType compute) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   const bool tall = batch.size(1) > batch.size(2);
-  Tensor x = (batch / (at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true) + 1e-7)).to(compute);
+  const auto wide = batch.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor norm = at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true, wide).add_(1e-7);
+  Tensor x = at::empty(batch.sizes(), batch.options().dtype(compute));
+  at::div_out(x, batch, norm);
   for (int64_t i = 0; i < steps; ++i) {
     const Tensor gram = tall ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());  // A, of the smaller side
     const Tensor poly = at::baddbmm(gram, gram, gram, kB, kC);           // b A + c A^2

@@ -168,4 +168,13 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& h
 // Muon is run everywhere (the iteration corrects its own rounding; the norm stays fp32).
 void newton_schulz_(Tensor& batch, int64_t steps, std::optional<at::ScalarType> compute = std::nullopt);
 
+// Muon around Newton-Schulz, elementwise, in place, no gradient; all of one shape and device.
+//   muon_momentum_  g = grad_scale grad;  momentum <- g + mu momentum;  update <- g + mu momentum (Nesterov)
+//                   or momentum
+//   muon_weight_    weight <- keep weight - rate update;  copy <- weight, in its dtype
+void muon_momentum_(Tensor& momentum, const Tensor& grad, Tensor& update, double grad_scale, double mu,
+                    bool nesterov);
+void muon_weight_(Tensor& weight, const Tensor& update, const std::optional<Tensor>& copy, double keep,
+                  double rate);
+
 }  // namespace godwit::ops

@@ -158,11 +158,16 @@ OptimizerStep Optimizer::step(double lr_multiplier, const Accept& accept) {
   for (const Slot& slot : slots_)
     if (!slot.rule.muon) decays.insert(slot.rule.weight_decay);
   for (const double decay : decays) adamw_step(decay, options_.adamw_lr * lr_multiplier);
+  copy_masters();
+  return out;
+}
+
+void Optimizer::copy_masters() {
   for (Slot& slot : slots_) {
-    if (slot.grad.defined() && slot.master.defined()) slot.param.value.copy_(slot.master);
+    if (slot.grad.defined() && slot.master.defined() && !slot.copied) slot.param.value.copy_(slot.master);
+    slot.copied = false;
     slot.grad.reset();
   }
-  return out;
 }
 
 void Optimizer::muon_step(const Batch& batch, double lr) {
@@ -202,20 +207,18 @@ void Optimizer::muon_step_by_tensors(const Batch& batch, double lr) {
   for (const Piece& piece : batch.pieces)
     if (slots_[piece.slot].grad.defined()) total += piece.count;
   if (total == 0) return;
-  at::Tensor update =
-      at::empty({total, batch.rows, batch.cols}, slots_[batch.pieces[0].slot].momentum.options());
+  const at::Tensor& state = slots_[batch.pieces[0].slot].momentum;
+  const bool gpu_fp32 =
+      state.is_cuda() && state.scalar_type() == at::kFloat;  // ops::newton_schulz_ uses bf16
+  at::Tensor update = at::empty({total, batch.rows, batch.cols},
+                                state.options().dtype(gpu_fp32 ? at::kBFloat16 : state.scalar_type()));
   int64_t at = 0;
   for (const Piece& piece : batch.pieces) {
     const Slot& slot = slots_[piece.slot];
     if (!slot.grad.defined()) continue;
-    const at::Tensor grad = blocks_of(slot.grad.contiguous(), piece);
-    at::Tensor momentum = blocks_of(slot.momentum, piece);
-    at::Tensor u = update.narrow(0, at, piece.count);
-    momentum.mul_(options_.momentum).add_(grad, grad_scale_);
-    if (options_.nesterov)
-      at::mul_out(u, momentum, at::scalar_tensor(options_.momentum, u.options())).add_(grad, grad_scale_);
-    else
-      u.copy_(momentum);
+    at::Tensor momentum = blocks_of(slot.momentum, piece), u = update.narrow(0, at, piece.count);
+    ops::muon_momentum_(momentum, blocks_of(slot.grad.contiguous(), piece), u, grad_scale_, options_.momentum,
+                        options_.nesterov);
     at += piece.count;
   }
   ops::newton_schulz_(update, options_.ns_steps);
@@ -224,8 +227,11 @@ void Optimizer::muon_step_by_tensors(const Batch& batch, double lr) {
     Slot& slot = slots_[piece.slot];
     if (!slot.grad.defined()) continue;
     at::Tensor weight = blocks_of(slot.weight(), piece);
-    if (slot.rule.weight_decay > 0) weight.mul_(1 - lr * slot.rule.weight_decay);
-    weight.add_(update.narrow(0, at, piece.count), -lr * slot.rule.scale);
+    std::optional<at::Tensor> copy;
+    if (slot.master.defined()) copy = blocks_of(slot.param.value, piece);
+    ops::muon_weight_(weight, update.narrow(0, at, piece.count), copy, 1 - lr * slot.rule.weight_decay,
+                      lr * slot.rule.scale);
+    slot.copied = true;
     at += piece.count;
   }
 }

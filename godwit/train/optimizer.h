@@ -80,6 +80,7 @@ class Optimizer {
     at::Tensor momentum;                    // Muon
     at::Tensor exp_avg, exp_avg_sq, steps;  // AdamW; steps is a 0-d fp32 count, as the fused kernel wants it
     at::Tensor grad;                        // of this step; undefined = none
+    bool copied = false;                    // of this step: the value has been set with the master
     at::Tensor& weight() { return master.defined() ? master : param.value; }
   };
   struct Piece {  // blocks [first, first + count) of a slot
@@ -94,6 +95,7 @@ class Optimizer {
 
   void add_slot(OptimizerParam param);
   void plan_batches(int64_t batch_elements);
+  void copy_masters();
   OptimizerStep gather_gradients();
   void muon_step(const Batch& batch, double lr);
   void muon_step_in_cache(const Batch& batch, double lr);

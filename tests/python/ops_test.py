@@ -81,6 +81,8 @@ def cases():
         "moe_experts_quantized": (ops.moe_experts_quantized, [rand(T, 8), experts, rand(T, 2).abs(), signed(6, 5, 8), rand(6, 5), signed(6, 5, 8),
                                                               rand(6, 5), signed(6, 8, 5), rand(6, 8), 4.0, 25.0], ()),
         "newton_schulz_": (ops.newton_schulz_, [rand(3, 4, 6), 5], ()),
+        "muon_momentum_": (ops.muon_momentum_, [rand(3, 4, 6), rand(3, 4, 6), rand(3, 4, 6), 0.5, 0.95, True], ()),
+        "muon_weight_": (ops.muon_weight_, [rand(3, 4, 6), rand(3, 4, 6), rand(3, 4, 6), 0.9, 0.01], ()),
     }
 
 
