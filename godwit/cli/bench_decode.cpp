@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,11 +13,12 @@
 #include "bench/kda_timing.h"
 #include "godwit/base/check.h"
 #include "godwit/base/parallel.h"
+#include "godwit/cli/bench_model.h"
 #include "godwit/cli/commands.h"
-#include "godwit/cli/random_weights.h"
+#include "godwit/cli/op_profile.h"
 #include "godwit/cli/support.h"
 #include "godwit/infer/decode_graph.h"
-#include "godwit/model/checkpoint.h"
+#include "godwit/infer/memory.h"
 #include "godwit/model/forward.h"
 
 namespace godwit::cli {
@@ -26,28 +26,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kPrefillPiece = 512;
-
-struct Model {
-  ModelConfig config;
-  ModelWeights weights;
-  at::Device device;
-  at::ScalarType dtype;
-};
-
-Model open_model(const BenchDecodeArgs& args) {
-  const at::Device device = apply_device(args.device);
-  const ModelConfig config = load_model_config(args.model);
-  const at::ScalarType dtype = scalar_type_option(args.dtype).value_or(scalar_type_of(config.dtype));
-  const WeightFormat format = weight_format_of(args.weights);
-  Model out{.config = config, .weights = {}, .device = device, .dtype = dtype};
-  if (std::filesystem::exists(std::filesystem::path(args.model) / "config.json")) {
-    out.weights = load_weights(config, args.model, device, dtype, format);
-  } else {
-    out.weights = random_weights(config, device, dtype);
-    pack_weights(config, out.weights, format);
-  }
-  return out;
+at::ScalarType dtype_of(const LoadedModel& model) {
+  return model.weights.embed.scalar_type();
 }
 
 void wait_for(at::Device device) {
@@ -63,17 +43,17 @@ double seconds_of(at::Device device, const Fn& fn) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-at::Tensor random_ids(const Model& model, int64_t count) {
+at::Tensor random_ids(const LoadedModel& model, int64_t count) {
   return at::randint(model.config.vocab_size, {count}, at::kLong).to(model.device);
 }
 
-at::Tensor next_ids(const Model& model, const at::Tensor& hidden) {
+at::Tensor next_ids(const LoadedModel& model, const at::Tensor& hidden) {
   return ops::linear(hidden, head_weight(model.config, model.weights)).argmax(-1);
 }
 
 // The least bytes of one step: every weight of the step once, of the experts those that some sequence chose
 // (even routing), the KDA states read and written, the latent rows read.
-double step_bytes(Model& model, int64_t batch, int64_t cached) {
+double step_bytes(LoadedModel& model, int64_t batch, int64_t cached) {
   const ModelConfig& c = model.config;
   double experts = 0, others = 0;
   for_each_param(c, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
@@ -89,14 +69,29 @@ double step_bytes(Model& model, int64_t batch, int64_t cached) {
       c.moe.experts > 0 ? static_cast<double>(c.moe.experts_per_token) / static_cast<double>(c.moe.experts)
                         : 0;
   const double touched = 1 - std::pow(1 - chosen, static_cast<double>(batch));
-  const auto slots = static_cast<double>(batch * ModelState::slot_bytes(c, model.dtype));
-  const double row = static_cast<double>(ModelState::page_bytes(c, model.dtype)) / kLatentPage;
+  const auto slots = static_cast<double>(batch * ModelState::slot_bytes(c, dtype_of(model)));
+  const double row = static_cast<double>(ModelState::page_bytes(c, dtype_of(model))) / kLatentPage;
   const int64_t seen = c.mla.window > 0 ? std::min(c.mla.window, cached) : cached;
   return others + experts * touched + 2 * slots + row * static_cast<double>(batch * (seen + 1));
 }
 
+// Feeds `ids` to sequence n in pieces as the engine does; the last piece's hidden rows.
+at::Tensor read_prompt(const LoadedModel& model, const BenchDecodeArgs& args, const at::Tensor& ids,
+                       int64_t n, ModelState& state) {
+  const int64_t tokens = ids.size(0),
+                most = args.piece > 0 ? args.piece : default_prefill_tokens(model.device);
+  at::Tensor hidden;
+  for (int64_t at = 0; at < tokens; at += most) {
+    const int64_t piece = std::min(most, tokens - at);
+    hidden = forward_hidden(
+        model.config, model.weights,
+        {.ids = ids.narrow(0, at, piece), .cu_seqlens = make_cu_seqlens({piece}), .sequences = {n}}, &state);
+  }
+  return hidden;
+}
+
 // Sequences that have seen `cached` tokens.
-void fill_state(const Model& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached,
+void fill_state(const LoadedModel& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached,
                 ModelState& state) {
   if (args.synthetic) {
     for (LayerState& layer : state.layers()) {
@@ -106,23 +101,17 @@ void fill_state(const Model& model, const BenchDecodeArgs& args, int64_t batch, 
     for (int64_t n = 0; n < batch; ++n) state.advance(n, cached);
     return;
   }
-  for (int64_t n = 0; n < batch; ++n) {
-    for (int64_t at = 0; at < cached; at += kPrefillPiece) {
-      const int64_t piece = std::min(kPrefillPiece, cached - at);
-      PackedBatch one{
-          .ids = random_ids(model, piece), .cu_seqlens = make_cu_seqlens({piece}), .sequences = {n}};
-      forward_hidden(model.config, model.weights, one, &state);
-    }
-  }
+  for (int64_t n = 0; n < batch; ++n) read_prompt(model, args, random_ids(model, cached), n, state);
 }
 
-json time_decode(Model& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached, double bandwidth) {
-  const int64_t most = cached + args.steps * (args.repeats + 1);
+json time_decode(LoadedModel& model, const BenchDecodeArgs& args, int64_t batch, int64_t cached,
+                 double bandwidth) {
+  const int64_t most = cached + args.steps * (args.repeats + 1) + (args.profile ? 1 : 0);
   // Recorded steps have a sequence of their own for padding.
-  const bool graphs = DecodeGraphs::supports(model.config, model.device, model.dtype);
+  const bool graphs = DecodeGraphs::supports(model.config, model.device, dtype_of(model));
   const int64_t pages = batch * ((most + kLatentPage - 1) / kLatentPage) + (graphs ? 1 : 0);
   ModelState state(model.config, {.sequences = batch + (graphs ? 1 : 0), .pages = pages}, model.device,
-                   model.dtype);
+                   dtype_of(model));
   for (int64_t n = 0; n < batch; ++n) check(state.reserve(n, most), "bench decode: no room in the state");
   fill_state(model, args, batch, cached, state);
   at::Tensor ids = random_ids(model, batch);
@@ -151,47 +140,53 @@ json time_decode(Model& model, const BenchDecodeArgs& args, int64_t batch, int64
     if (i > 0) best = std::min(best, took / static_cast<double>(args.steps));
   }
   const double bytes = step_bytes(model, batch, cached);
-  return {{"batch", batch},
-          {"cached", cached},
-          {"step_ms", best * 1e3},
-          {"tokens_per_s", static_cast<double>(batch) / best},
-          {"state_bytes", state.bytes()},
-          {"graph", recorded != nullptr},
-          {"step_bytes", bytes},
-          {"times_floor", best * bandwidth / bytes}};
+  json out = {{"batch", batch},
+              {"cached", cached},
+              {"step_ms", best * 1e3},
+              {"tokens_per_s", static_cast<double>(batch) / best},
+              {"state_bytes", state.bytes()},
+              {"graph", recorded != nullptr},
+              {"step_bytes", bytes},
+              {"times_floor", best * bandwidth / bytes}};
+  if (args.profile) {
+    const OpProfile profile = profile_ops(model.device, step);
+    if (!args.json) print_profile(fmt::format("a step of {} after {}", batch, cached), profile);
+    out["profile"] = profile_json(profile);
+  }
+  return out;
 }
 
-json time_prefill(const Model& model, const BenchDecodeArgs& args) {
+json time_prefill(const LoadedModel& model, const BenchDecodeArgs& args) {
   const int64_t tokens = args.prefill;
   ModelState state(model.config, {.sequences = 1, .pages = (tokens + kLatentPage - 1) / kLatentPage},
-                   model.device, model.dtype);
+                   model.device, dtype_of(model));
   const at::Tensor ids = random_ids(model, tokens);
+  const auto read = [&] {
+    state.clear(0);
+    next_ids(model, read_prompt(model, args, ids, 0, state).slice(0, -1));
+  };
   double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i <= args.repeats; ++i) {
-    state.clear(0);
-    const double took = seconds_of(model.device, [&] {
-      at::Tensor hidden;
-      for (int64_t at = 0; at < tokens; at += kPrefillPiece) {
-        const int64_t piece = std::min(kPrefillPiece, tokens - at);
-        hidden =
-            forward_hidden(model.config, model.weights,
-                           {.ids = ids.narrow(0, at, piece), .cu_seqlens = make_cu_seqlens({piece})}, &state);
-      }
-      next_ids(model, hidden.slice(0, -1));
-    });
+    const double took = seconds_of(model.device, read);
     if (i > 0) best = std::min(best, took);
   }
-  return {{"tokens", tokens}, {"ms", best * 1e3}, {"tokens_per_s", static_cast<double>(tokens) / best}};
+  json out = {{"tokens", tokens}, {"ms", best * 1e3}, {"tokens_per_s", static_cast<double>(tokens) / best}};
+  if (args.profile) {
+    const OpProfile profile = profile_ops(model.device, read);
+    if (!args.json) print_profile("the prompt once", profile);
+    out["profile"] = profile_json(profile);
+  }
+  return out;
 }
 
 }  // namespace
 
 int run_bench_decode(const BenchDecodeArgs& args) {
   const at::NoGradGuard no_grad;
-  Model model = open_model(args);
+  LoadedModel model = open_bench_model(args.model, args.dtype, args.weights, args.device);
   const double bandwidth = bench::copy_bandwidth(model.device);
   json out = {{"device", model.device.str()},
-              {"dtype", model.dtype == at::kFloat ? "f32" : "bf16"},
+              {"dtype", dtype_of(model) == at::kFloat ? "f32" : "bf16"},
               {"weights", args.weights.empty() ? "as dtype" : args.weights},
               {"weight_bytes", weight_bytes(model.config, model.weights)},
               {"copy_bytes_per_s", bandwidth},

@@ -33,7 +33,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr double kHopperPeak = 989e12;  // bf16, dense
-constexpr size_t kProfileRows = 25;
 
 void wait_for(c10::Device device) {
   if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());
@@ -111,35 +110,6 @@ double gemm_rate(c10::Device device) {
   const at::Tensor a = at::randn({8192, 8192}, options), b = at::randn({8192, 8192}, options);
   const Times t = measure(device, 20, [&] { at::mm(a, b); });
   return 2.0 * 8192 * 8192 * 8192 / t.best_ms * 1e3;
-}
-
-json rows_json(const std::vector<ProfiledOp>& ops) {
-  json rows = json::array();
-  for (size_t i = 0; i < std::min(kProfileRows, ops.size()); ++i)
-    rows.push_back({{"name", ops[i].name}, {"ms", ops[i].ms}, {"calls", ops[i].calls}});
-  return rows;
-}
-
-json profile_json(const OpProfile& profile) {
-  return {{"busy_ms", profile.busy_ms},
-          {"wall_ms", profile.wall_ms},
-          {"ops", rows_json(profile.ops)},
-          {"kernels", rows_json(profile.kernels)}};
-}
-
-void print_rows(const std::vector<ProfiledOp>& ops, double busy_ms) {
-  for (size_t i = 0; i < std::min(kProfileRows, ops.size()); ++i) {
-    print_out("  {:>9.3f} ms {:>5.1f} % {:>6} x  {}\n", ops[i].ms, 100 * ops[i].ms / busy_ms, ops[i].calls,
-              ops[i].name);
-  }
-}
-
-void print_profile(const OpProfile& profile) {
-  print_out("  one pass, or step: {:.1f} ms busy of {:.1f} ms\n", profile.busy_ms, profile.wall_ms);
-  print_rows(profile.ops, profile.busy_ms);
-  if (profile.kernels.empty()) return;
-  print_out("  the same by kernel:\n");
-  print_rows(profile.kernels, profile.busy_ms);
 }
 
 // The model and the pieces of a step that are timed.
@@ -261,7 +231,7 @@ int run_bench_train(const BenchTrainArgs& args) {
   print_row("forward, backward", out["forward_backward"]);
   if (out.contains("step")) print_row("whole step", out["step"]);
   print_out("  peak memory {}\n", human_bytes(peak_memory(device)));
-  if (profile) print_profile(*profile);
+  if (profile) print_profile("one pass, or step", *profile);
   return 0;
 }
 

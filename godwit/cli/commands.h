@@ -104,6 +104,8 @@ struct ServeArgs {
   int64_t cache_tokens = 0;  // 0: max_sequences contexts of up to 8192 tokens
   int64_t max_waiting = 256;
   int64_t draft_tokens = 0;
+  int64_t prefill_tokens = 0;  // 0: as the engine has it
+  bool deterministic = false;
   int64_t host_cache = 0;  // bytes; 0: the default
   std::string dtype, weights;
   DeviceArgs device;
@@ -201,14 +203,33 @@ struct BenchDecodeArgs {
   std::vector<int64_t> batch = {1, 16};
   std::vector<int64_t> cached = {64};  // tokens that each sequence has seen
   int64_t prefill = 2048;              // a prompt timed alone; 0: none
+  int64_t piece = 0;                   // tokens of a prompt in one call; 0: as the engine would
   int64_t steps = 32;
   int repeats = 3;
+  bool profile = false;
   bool synthetic = false;  // the cached tokens are random state instead of a prompt that was read
   std::string dtype, weights;
   bool json = false;
   DeviceArgs device;
 };
 int run_bench_decode(const BenchDecodeArgs& args);
+
+struct BenchEngineArgs {
+  std::string model = "nano";  // as of bench decode
+  int64_t requests = 64;
+  int64_t prompt = 512;  // tokens of a prompt on average
+  int64_t tokens = 64;   // drawn for each
+  int64_t max_sequences = 16;
+  int64_t cache_tokens = 0;  // 0: as the engine has it
+  int64_t draft_tokens = 0;
+  bool graphs = true;
+  bool deterministic = false;
+  bool check = false;  // answers beside those alone and beside the plain forward
+  std::string dtype, weights;
+  bool json = false;
+  DeviceArgs device;
+};
+int run_bench_engine(const BenchEngineArgs& args);
 
 struct ReportArgs {
   std::vector<std::string> runs;

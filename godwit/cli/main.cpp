@@ -85,6 +85,9 @@ CLI::Option* add_dtype(CLI::App* command, std::string& dtype, const char* help) 
   return command->add_option("--dtype", dtype, help)->check(CLI::IsMember({"f32", "bf16"}));
 }
 
+constexpr const char* kDeterministic =
+    "what a request draws does not depend on what else runs; refused where that cannot be kept";
+
 void add_weights(CLI::App* command, std::string& weights) {
   command
       ->add_option(
@@ -342,6 +345,11 @@ void add_run_commands(Commands& commands) {
       ->capture_default_str();
   add_drafts(serve, serve_args->draft_tokens);
   serve
+      ->add_option("--prefill-tokens", serve_args->prefill_tokens,
+                   "of prompts, read in one step (default: 512, on a GPU 8192)")
+      ->check(kPositive);
+  serve->add_flag("--deterministic", serve_args->deterministic, kDeterministic);
+  serve
       ->add_option("--host-cache", serve_args->host_cache,
                    "host memory for prefixes that left the cache, as 2GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
@@ -439,6 +447,9 @@ void add_bench_decode(Commands& commands, CLI::App* bench) {
   decode->add_option("--prefill", args->prefill, "tokens of a prompt that is timed too (0: none)")
       ->check(kNotNegative)
       ->capture_default_str();
+  decode->add_option("--piece", args->piece, "tokens of a prompt in one call (default: as the engine has it)")
+      ->check(kPositive);
+  decode->add_flag("--profile", args->profile, "where the time goes, by kernel or op");
   decode->add_option("--steps", args->steps, "decode steps in a row")
       ->check(kPositive)
       ->capture_default_str();
@@ -451,6 +462,34 @@ void add_bench_decode(Commands& commands, CLI::App* bench) {
   add_weights(decode, args->weights);
   add_json(decode, args->json);
   add_device(decode, args->device);
+}
+
+void add_bench_engine(Commands& commands, CLI::App* bench) {
+  const auto [engine, args] =
+      commands.add(bench, "engine", "many requests at once through the inference engine", run_bench_engine);
+  engine->add_option("--model", args->model, "a model directory, or a preset or config.json: random weights")
+      ->capture_default_str();
+  engine->add_option("--requests", args->requests, "all submitted at the start")
+      ->check(kPositive)
+      ->capture_default_str();
+  engine->add_option("--prompt", args->prompt, "tokens of a prompt on average, half to one and a half of it")
+      ->check(kPositive)
+      ->capture_default_str();
+  engine->add_option("--tokens", args->tokens, "drawn for each")->check(kPositive)->capture_default_str();
+  engine->add_option("--max-sequences", args->max_sequences, "that run together")
+      ->check(kPositive)
+      ->capture_default_str();
+  engine->add_option("--cache-tokens", args->cache_tokens, "of all sequences and cached prefixes")
+      ->check(kPositive);
+  engine->add_flag("!--no-graphs", args->graphs, "on a GPU, decode steps op by op");
+  engine->add_flag("--deterministic", args->deterministic, kDeterministic);
+  engine->add_flag("--check", args->check,
+                   "every answer beside that of its request alone and beside the plain forward");
+  add_drafts(engine, args->draft_tokens);
+  add_dtype(engine, args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
+  add_weights(engine, args->weights);
+  add_json(engine, args->json);
+  add_device(engine, args->device);
 }
 
 void add_bench_commands(Commands& commands) {
@@ -471,6 +510,7 @@ void add_bench_commands(Commands& commands) {
   add_device(kda, args->device);
   add_bench_train(commands, bench);
   add_bench_decode(commands, bench);
+  add_bench_engine(commands, bench);
 }
 
 // The message alone, as one line: LibTorch's errors carry a backtrace.

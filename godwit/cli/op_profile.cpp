@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <tuple>
+
+#include "godwit/cli/support.h"
 
 namespace godwit::cli {
 namespace {
@@ -24,6 +27,7 @@ struct Span {
 };
 
 constexpr size_t kLongestName = 96;
+constexpr size_t kRows = 25;  // shown
 
 // A kernel's signature up to its interesting part: without "void" and anonymous namespaces.
 std::string kernel_name(std::string name) {
@@ -73,6 +77,20 @@ std::vector<ProfiledOp> longest_first(const std::map<std::string, ProfiledOp>& o
   for (const auto& [name, op] : ops) out.push_back(op);
   std::sort(out.begin(), out.end(), [](const ProfiledOp& a, const ProfiledOp& b) { return a.ms > b.ms; });
   return out;
+}
+
+nlohmann::json rows_json(const std::vector<ProfiledOp>& ops) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (size_t i = 0; i < std::min(kRows, ops.size()); ++i)
+    rows.push_back({{"name", ops[i].name}, {"ms", ops[i].ms}, {"calls", ops[i].calls}});
+  return rows;
+}
+
+void print_rows(const std::vector<ProfiledOp>& ops, double busy_ms) {
+  for (size_t i = 0; i < std::min(kRows, ops.size()); ++i) {
+    print_out("  {:>9.3f} ms {:>5.1f} % {:>6} x  {}\n", ops[i].ms, 100 * ops[i].ms / busy_ms, ops[i].calls,
+              ops[i].name);
+  }
 }
 
 }  // namespace
@@ -125,6 +143,21 @@ OpProfile profile_ops(c10::Device device, const std::function<void()>& work) {
   profile.ops = longest_first(by_op);
   profile.kernels = longest_first(by_kernel);
   return profile;
+}
+
+nlohmann::json profile_json(const OpProfile& profile) {
+  return {{"busy_ms", profile.busy_ms},
+          {"wall_ms", profile.wall_ms},
+          {"ops", rows_json(profile.ops)},
+          {"kernels", rows_json(profile.kernels)}};
+}
+
+void print_profile(std::string_view what, const OpProfile& profile) {
+  print_out("  {}: {:.1f} ms busy of {:.1f} ms\n", what, profile.busy_ms, profile.wall_ms);
+  print_rows(profile.ops, profile.busy_ms);
+  if (profile.kernels.empty()) return;
+  print_out("  the same by kernel:\n");
+  print_rows(profile.kernels, profile.busy_ms);
 }
 
 }  // namespace godwit::cli

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace godwit::cli {
@@ -25,5 +27,9 @@ struct OpProfile {
 
 // Runs `work` once under the profiler.
 OpProfile profile_ops(c10::Device device, const std::function<void()>& work);
+
+// The longest of them, as --json has it and for people, with what was profiled.
+nlohmann::json profile_json(const OpProfile& profile);
+void print_profile(std::string_view what, const OpProfile& profile);
 
 }  // namespace godwit::cli

@@ -29,7 +29,9 @@ int run_serve(const ServeArgs& args) {
   EngineOptions options{.max_sequences = args.max_sequences,
                         .max_context = args.max_context,
                         .cache_tokens = args.cache_tokens,
+                        .prefill_tokens = args.prefill_tokens,
                         .draft_tokens = args.draft_tokens,
+                        .deterministic = args.deterministic,
                         .memory_bytes = memory_budget(model.device)};
   if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;
   auto service = std::make_unique<serve::Service>(model, options,

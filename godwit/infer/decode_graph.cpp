@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "godwit/base/check.h"
@@ -16,8 +17,8 @@ bool DecodeGraphs::supports(const ModelConfig& config, at::Device device, at::Sc
 }
 
 DecodeGraphs::DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state,
-                           int64_t max_context)
-    : config_(config), weights_(weights), state_(state) {
+                           int64_t max_context, int64_t least_rows)
+    : config_(config), weights_(weights), state_(state), least_rows_(least_rows) {
   const int64_t padding = state.sequences() - 1, pages = (max_context + kLatentPage - 1) / kLatentPage;
   check(padding >= 1 && state.reserve(padding, 1), "decode graphs: no page for padding rows");
   host_table_ = at::zeros({state.sequences(), pages}, at::TensorOptions(at::kInt).pinned_memory(true));
@@ -44,7 +45,7 @@ void DecodeGraphs::update_table(const std::vector<int64_t>& sequences) {
 }
 
 DecodeGraphs::Graph& DecodeGraphs::graph_for(int64_t batch) {
-  const auto rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(batch)));
+  const auto rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(batch, least_rows_))));
   Graph& g = graphs_[rows];
   if (g.in.ids.defined()) return g;
   const int64_t padding = state_.sequence(state_.sequences() - 1).pages[0] * kLatentPage;

@@ -20,9 +20,9 @@ class DecodeGraphs {
   static bool supports(const ModelConfig& config, at::Device device, at::ScalarType dtype);
 
   // `state` has one sequence more than are served: its last, that of padding rows.
-  // Sequences have at most `max_context` tokens. All must outlive the graphs.
-  DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state,
-               int64_t max_context);
+  // Sequences have at most `max_context` tokens, a step at least `least_rows`. All must outlive the graphs.
+  DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t max_context,
+               int64_t least_rows = 1);
 
   // One token of each of these sequences, for which `state` has room: logits [N, V] fp32 on the device, valid
   // until the next step. Advances the state. Undefined, and nothing done, where the device records no graphs.
@@ -44,6 +44,7 @@ class DecodeGraphs {
   const ModelConfig& config_;
   const ModelWeights& weights_;
   ModelState& state_;
+  int64_t least_rows_;
   at::Tensor host_table_, table_;  // [S, M] int32: pages of every sequence
   std::map<int64_t, Graph> graphs_;
 };

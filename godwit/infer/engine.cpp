@@ -26,6 +26,28 @@ bool uses_graphs(const LoadedModel& model, const EngineOptions& options) {
          DecodeGraphs::supports(model.config, model.device, model.weights.embed.scalar_type());
 }
 
+// Whether answers that do not depend on the batch need steps of fixed shapes. Error where they cannot be had.
+bool needs_fixed_shapes(const LoadedModel& model, const EngineOptions& options) {
+  if (!options.deterministic) return false;
+  if (model.device.is_cpu()) {
+    check(model.weights.embed.scalar_type() == at::kFloat,
+          "engine: deterministic answers on the CPU need fp32 (--dtype f32)");
+    return false;
+  }
+  check(uses_graphs(model, options),
+        "engine: deterministic answers on a GPU need recorded steps: bf16, KDA heads of 128, latents in "
+        "multiples of 64");
+  check(options.draft_tokens == 0, "engine: deterministic answers on a GPU exclude drafts");
+  return true;
+}
+
+// Prefixes end where pieces of prompts do.
+PrefixCache::Options prefix_options(const EngineOptions& options, bool fixed_shapes) {
+  PrefixCache::Options prefix = options.prefix;
+  if (fixed_shapes) prefix.granule = kDeterministicPiece;
+  return prefix;
+}
+
 }  // namespace
 
 uint64_t choice_seed(uint64_t seed, int64_t choice) {
@@ -65,6 +87,8 @@ struct Engine::Piece {
   std::vector<KdaState> before = {};  // with drafts: to go back to
   [[nodiscard]] int64_t tokens() const { return to - from + static_cast<int64_t>(drafts.size()); }
   [[nodiscard]] bool steps() const { return to - from == 1; }
+  // The last token that its sequence drew.
+  [[nodiscard]] bool draws() const { return steps() && to == sequence->size() && sequence->drawn() > 0; }
 };
 
 // A sequence that draws: from the row of its last token and, while what it draws is what was drafted, from
@@ -79,16 +103,18 @@ struct Engine::Drawing {
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options)
     : model_(model),
-      options_(fit_options(model.config, options, model.weights.embed.scalar_type())),
+      options_(fit_options(model.config, options, model.weights.embed.scalar_type(), model.device)),
+      fixed_shapes_(needs_fixed_shapes(model, options)),
       max_context_(std::min(options_.max_context, options_.cache_tokens)),
       state_(model.config,
              {.sequences = options_.max_sequences + (uses_graphs(model, options_) ? 1 : 0),
               .pages = options_.cache_tokens / kLatentPage + (uses_graphs(model, options_) ? 1 : 0)},
              model.device, model.weights.embed.scalar_type()),
-      prefix_(options_.prefix, state_) {
+      prefix_(prefix_options(options_, fixed_shapes_), state_) {
   for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
   if (uses_graphs(model, options_))
-    graphs_ = std::make_unique<DecodeGraphs>(model.config, model.weights, state_, max_context_);
+    graphs_ = std::make_unique<DecodeGraphs>(model.config, model.weights, state_, max_context_,
+                                             fixed_shapes_ ? options_.max_sequences : 1);
   publish();
 }
 
@@ -243,8 +269,22 @@ bool Engine::make_room(Sequence& sequence, int64_t tokens) {
   return true;
 }
 
-// One token of every sequence that draws, then pieces of prompts, oldest first, up to prefill_tokens. A piece
-// ends at the prompt's end, at a boundary of the cache, or at a page's end.
+// Where the next piece of a prompt ends, of which `left` tokens may be fed: at the prompt's end, at a
+// boundary of the cache, or at a page's end.
+int64_t Engine::piece_end(const Sequence& s, int64_t from, int64_t left) const {
+  const int64_t size = s.size();
+  if (fixed_shapes_) return std::min(size, (from / kDeterministicPiece + 1) * kDeterministicPiece);
+  int64_t to = size;
+  for (const int64_t boundary : s.boundaries) {
+    if (boundary > from && boundary < size) {
+      to = boundary;
+      break;
+    }
+  }
+  return to - from > left ? from + left - (from + left) % kLatentPage : to;
+}
+
+// One token of every sequence that draws, then pieces of prompts, oldest first, up to prefill_tokens.
 std::vector<Engine::Piece> Engine::plan_step() {
   std::vector<Sequence*> sequences;
   for (const auto& s : running_) sequences.push_back(s.get());
@@ -256,13 +296,7 @@ std::vector<Engine::Piece> Engine::plan_step() {
     int64_t to = s->size();
     if (to - from > 1) {
       if (left <= 0) continue;
-      for (const int64_t boundary : s->boundaries) {
-        if (boundary > from && boundary < to) {
-          to = boundary;
-          break;
-        }
-      }
-      if (to - from > left) to = from + left - (from + left) % kLatentPage;
+      to = piece_end(*s, from, left);
       if (to <= from) continue;
       left -= to - from;
     }
@@ -281,10 +315,29 @@ std::vector<Engine::Piece> Engine::plan_step() {
   return pieces;
 }
 
+// The pieces by forward call. With fixed shapes those that a recorded step takes go together, padded to one
+// size, and every other has a call of its own.
+std::vector<std::vector<Engine::Piece>> Engine::calls_of(std::vector<Piece> pieces) const {
+  std::vector<std::vector<Piece>> calls;
+  if (!fixed_shapes_) {
+    calls.push_back(std::move(pieces));
+    return calls;
+  }
+  std::vector<Piece> drawing;
+  for (Piece& piece : pieces) {
+    if (piece.draws())
+      drawing.push_back(std::move(piece));
+    else
+      calls.push_back({std::move(piece)});
+  }
+  if (!drawing.empty()) calls.push_back(std::move(drawing));
+  return calls;
+}
+
 // Drafts go where room is free: nothing is evicted for them.
 void Engine::add_drafts(Piece& piece) {
   Sequence& s = *piece.sequence;
-  if (!piece.steps() || piece.to < s.size() || s.drawn() < 1) return;
+  if (!piece.draws()) return;
   const int64_t left = std::min(s.request->max_tokens - s.drawn(), max_context_ - s.size()) - 1;
   std::vector<int32_t> drafts = s.lookup.draft(s.tokens, std::min(options_.draft_tokens, left));
   // A picture's place has no token of its own to be verified.
@@ -301,7 +354,7 @@ at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
   std::vector<int64_t> ids, slots;
   for (const Piece& piece : pieces) {
     const Sequence& s = *piece.sequence;
-    if (!piece.steps() || !piece.drafts.empty() || piece.to != s.size() || s.drawn() < 1) return {};
+    if (!piece.draws() || !piece.drafts.empty()) return {};
     ids.push_back(s.tokens[piece.from]);
     slots.push_back(s.slot);
   }
@@ -484,10 +537,11 @@ void Engine::drop_finished() {
 bool Engine::step() {
   take_inbox();
   admit();
-  const std::vector<Piece> pieces = plan_step();
-  if (!pieces.empty()) {
+  std::vector<Piece> pieces = plan_step();
+  const bool any = !pieces.empty();
+  if (any) {
     ++stats_.steps;
-    feed(pieces);
+    for (const std::vector<Piece>& call : calls_of(std::move(pieces))) feed(call);
   } else if (running_.empty() && !waiting_.empty()) {
     // Nothing runs and yet the first in the queue found no room, so it never will.
     finish(*waiting_.front(),
@@ -495,7 +549,7 @@ bool Engine::step() {
   }
   drop_finished();
   publish();
-  return !pieces.empty() || !waiting_.empty();
+  return any || !waiting_.empty();
 }
 
 void Engine::run_until_idle() {

@@ -2,8 +2,9 @@
 // pieces of the prompts that are being read, in one forward call.
 //
 // What a request draws does not depend on what runs beside it: not on the batch, the order of arrival, the
-// pieces its prompt was read in, nor on whether its prefix was in the cache (bit for bit in fp32 on the CPU,
-// where no row of any op depends on another).
+// pieces its prompt was read in, nor on whether its prefix was in the cache. Bit for bit in fp32 on the CPU,
+// where no row of any op depends on another; on a GPU with EngineOptions::deterministic, which gives every
+// row the same shapes of calls whatever else there is.
 //
 // Threads: submit, abort and stats may be called from any thread; step, and with it every callback, runs on
 // one thread of the caller's.
@@ -74,14 +75,21 @@ struct EngineOptions {
   int64_t max_context = 0;     // tokens of one sequence; 0: the configuration's
   int64_t cache_tokens =
       0;  // of all sequences and cached prefixes; 0: max_sequences * min(max_context, 8192)
-  int64_t prefill_tokens = 512;  // of prompts, fed in one step; rounded up to whole pages
+  // Of prompts, fed in one step; rounded up to whole pages. 0: default_prefill_tokens (memory.h), or less
+  // where memory is short.
+  int64_t prefill_tokens = 0;
   // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change.
   int64_t draft_tokens = 0;
   PrefixCache::Options prefix = {};
   bool graphs = true;  // on a GPU decode steps are recorded and started as one launch
+  // Refused where it cannot be kept. On a GPU every step has as many rows as max_sequences, and each prompt
+  // is read alone, in pieces that end at multiples of kDeterministicPiece.
+  bool deterministic = false;
   // What the engine may take of the device's memory; 0: whatever it asks for (see memory.h).
   int64_t memory_bytes = 0;
 };
+
+inline constexpr int64_t kDeterministicPiece = 1024;
 
 struct EngineStats {
   int64_t waiting = 0, running = 0;
@@ -130,6 +138,8 @@ class Engine {
   bool place_sequence(Sequence& sequence);
   bool restore_prefix(int64_t slot, std::span<const int64_t> prompt);
   std::vector<Piece> plan_step();
+  int64_t piece_end(const Sequence& sequence, int64_t from, int64_t left) const;
+  std::vector<std::vector<Piece>> calls_of(std::vector<Piece> pieces) const;
   bool make_room(Sequence& sequence, int64_t tokens);
   bool preempt_youngest(const Sequence& keep);
   void feed(const std::vector<Piece>& pieces);
@@ -145,6 +155,7 @@ class Engine {
 
   const LoadedModel& model_;
   EngineOptions options_;
+  bool fixed_shapes_ = false;  // deterministic, on a GPU
   int64_t max_context_ = 0;
   ModelState state_;
   PrefixCache prefix_;

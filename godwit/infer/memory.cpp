@@ -10,6 +10,7 @@ namespace godwit {
 namespace {
 
 constexpr int64_t kDefaultContext = 8192;  // of a sequence, in the default size of the cache
+constexpr int64_t kLeastPrefill = 512;     // tokens of prompts in one step, of a size that was not asked for
 
 int64_t whole_pages(int64_t tokens) {
   return (tokens + kLatentPage - 1) / kLatentPage * kLatentPage;
@@ -47,10 +48,17 @@ EngineMemory engine_memory(const ModelConfig& c, const EngineOptions& o, at::Sca
           .work = rows * row_floats(c) * 4 + expanded * element + logits * (4 + element)};
 }
 
-EngineOptions fit_options(const ModelConfig& config, EngineOptions o, at::ScalarType dtype) {
+int64_t default_prefill_tokens(at::Device device) {
+  return device.is_cpu() ? kLeastPrefill : 8192;
+}
+
+EngineOptions fit_options(const ModelConfig& config, EngineOptions o, at::ScalarType dtype,
+                          at::Device device) {
   const int64_t limit = context_limit(config);
   if (o.max_context <= 0) o.max_context = limit;
   check(o.max_context <= limit, "engine: max_context {} is beyond the model's {}", o.max_context, limit);
+  const bool own_pieces = o.prefill_tokens == 0;
+  if (own_pieces) o.prefill_tokens = default_prefill_tokens(device);
   check(o.max_sequences > 0 && o.prefill_tokens > 0,
         "engine: max_sequences and prefill_tokens must be positive, got {} and {}", o.max_sequences,
         o.prefill_tokens);
@@ -66,6 +74,7 @@ EngineOptions fit_options(const ModelConfig& config, EngineOptions o, at::Scalar
     o.cache_tokens = tokens;
     return engine_memory(config, o, dtype).total() <= o.memory_bytes;
   };
+  while (own_pieces && o.prefill_tokens > kLeastPrefill && !fits(wanted)) o.prefill_tokens /= 2;
   if (fits(wanted)) return o;
   int64_t low = 0, high = wanted / kLatentPage;  // pages: low fits (or is 0), high does not
   while (high - low > 1) {

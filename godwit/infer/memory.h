@@ -23,6 +23,11 @@ EngineMemory engine_memory(const ModelConfig& config, const EngineOptions& optio
 // Checks the options, fills in what is 0, and rounds to pages. cache_tokens = 0 becomes max_sequences times
 // at most 8,192 tokens, or fewer where options.memory_bytes holds no more. Throws Error when what is asked
 // for does not fit into memory_bytes, with the parts and the number of tokens that would fit.
-EngineOptions fit_options(const ModelConfig& config, EngineOptions options, at::ScalarType dtype);
+// prefill_tokens = 0 becomes what `device` likes, halved while memory_bytes does not hold the step.
+EngineOptions fit_options(const ModelConfig& config, EngineOptions options, at::ScalarType dtype,
+                          at::Device device = at::kCPU);
+
+// Tokens of prompts in one step: products of as many rows as keep a GPU busy.
+int64_t default_prefill_tokens(at::Device device);
 
 }  // namespace godwit

@@ -49,17 +49,18 @@ std::vector<int64_t> PrefixCache::boundaries(std::span<const int64_t> prompt, in
   const std::vector<uint64_t> hashes = page_hashes(prompt);
   std::vector<int64_t> out;
   for (int64_t at = options_.interval; at < length; at += options_.interval) out.push_back(at);
-  // The end; and one page before it where the end is a page's, or the same prompt could not use it.
-  out.push_back(length / kLatentPage * kLatentPage);
-  out.push_back((length - 1) / kLatentPage * kLatentPage);
+  const int64_t granule = options_.granule;
+  // The end; and one granule before it where the end is a granule's, or the same prompt could not use it.
+  out.push_back(length / granule * granule);
+  out.push_back((length - 1) / granule * granule);
   int64_t known = 0;
   while (known < static_cast<int64_t>(hashes.size()) && seen_.contains(hashes[known])) ++known;
-  out.push_back(known * kLatentPage);
+  out.push_back(known * kLatentPage / granule * granule);
   if (seen_.size() > kMostSeen) seen_.clear();
   seen_.insert(hashes.begin(), hashes.end());
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
-  std::erase_if(out, [&](int64_t at) { return at <= start || at % kLatentPage != 0; });
+  std::erase_if(out, [&](int64_t at) { return at <= start || at % granule != 0; });
   return out;
 }
 

@@ -26,6 +26,7 @@ class PrefixCache {
     int64_t max_bytes = int64_t{256} << 20;   // of KDA snapshots; pages belong to the store
     int64_t host_bytes = int64_t{256} << 20;  // of states in host memory, latents too
     int64_t interval = 4096;                  // tokens between states inside a long prompt
+    int64_t granule = kLatentPage;            // boundaries are multiples of it; whole pages
   };
   // `state` is the store that the snapshots are of; it must outlive the cache.
   PrefixCache(const Options& options, const ModelState& state) : options_(options), state_(state) {}
