@@ -53,7 +53,7 @@ at::Tensor next_ids(const LoadedModel& model, const at::Tensor& hidden) {
 
 // The least bytes of one step: every weight of the step once, of the experts those that some sequence chose
 // (even routing), the KDA states read and written, the latent rows read.
-double step_bytes(LoadedModel& model, int64_t batch, int64_t cached) {
+double step_bytes(LoadedModel& model, at::ScalarType latents, int64_t batch, int64_t cached) {
   const ModelConfig& c = model.config;
   double experts = 0, others = 0;
   for_each_param(c, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
@@ -70,7 +70,7 @@ double step_bytes(LoadedModel& model, int64_t batch, int64_t cached) {
                         : 0;
   const double touched = 1 - std::pow(1 - chosen, static_cast<double>(batch));
   const auto slots = static_cast<double>(batch * ModelState::slot_bytes(c, dtype_of(model)));
-  const double row = static_cast<double>(ModelState::page_bytes(c, dtype_of(model))) / kLatentPage;
+  const double row = static_cast<double>(ModelState::page_bytes(c, latents)) / kLatentPage;
   const int64_t seen = c.mla.window > 0 ? std::min(c.mla.window, cached) : cached;
   return others + experts * touched + 2 * slots + row * static_cast<double>(batch * (seen + 1));
 }
@@ -95,7 +95,10 @@ void fill_state(const LoadedModel& model, const BenchDecodeArgs& args, int64_t b
                 ModelState& state) {
   if (args.synthetic) {
     for (LayerState& layer : state.layers()) {
-      if (layer.pages.defined() && layer.pages.numel() > 0) layer.pages.normal_(0, 0.5);
+      if (layer.pages.defined() && args.fp8_latents)
+        layer.pages.view(at::kByte).random_(0x38);  // below 1
+      else if (layer.pages.defined() && layer.pages.numel() > 0)
+        layer.pages.normal_(0, 0.5);
       if (layer.kda.recurrent.defined()) layer.kda.recurrent.normal_(0, 0.05);
     }
     for (int64_t n = 0; n < batch; ++n) state.advance(n, cached);
@@ -110,8 +113,9 @@ json time_decode(LoadedModel& model, const BenchDecodeArgs& args, int64_t batch,
   // Recorded steps have a sequence of their own for padding.
   const bool graphs = DecodeGraphs::supports(model.config, model.device, dtype_of(model));
   const int64_t pages = batch * ((most + kLatentPage - 1) / kLatentPage) + (graphs ? 1 : 0);
-  ModelState state(model.config, {.sequences = batch + (graphs ? 1 : 0), .pages = pages}, model.device,
-                   dtype_of(model));
+  ModelState state(model.config,
+                   {.sequences = batch + (graphs ? 1 : 0), .pages = pages, .fp8_latents = args.fp8_latents},
+                   model.device, dtype_of(model));
   for (int64_t n = 0; n < batch; ++n) check(state.reserve(n, most), "bench decode: no room in the state");
   fill_state(model, args, batch, cached, state);
   at::Tensor ids = random_ids(model, batch);
@@ -139,7 +143,7 @@ json time_decode(LoadedModel& model, const BenchDecodeArgs& args, int64_t batch,
     });
     if (i > 0) best = std::min(best, took / static_cast<double>(args.steps));
   }
-  const double bytes = step_bytes(model, batch, cached);
+  const double bytes = step_bytes(model, args.fp8_latents ? kFp8Latent : dtype_of(model), batch, cached);
   json out = {{"batch", batch},
               {"cached", cached},
               {"step_ms", best * 1e3},
@@ -158,8 +162,10 @@ json time_decode(LoadedModel& model, const BenchDecodeArgs& args, int64_t batch,
 
 json time_prefill(const LoadedModel& model, const BenchDecodeArgs& args) {
   const int64_t tokens = args.prefill;
-  ModelState state(model.config, {.sequences = 1, .pages = (tokens + kLatentPage - 1) / kLatentPage},
-                   model.device, dtype_of(model));
+  ModelState state(
+      model.config,
+      {.sequences = 1, .pages = (tokens + kLatentPage - 1) / kLatentPage, .fp8_latents = args.fp8_latents},
+      model.device, dtype_of(model));
   const at::Tensor ids = random_ids(model, tokens);
   const auto read = [&] {
     state.clear(0);

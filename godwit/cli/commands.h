@@ -106,6 +106,7 @@ struct ServeArgs {
   int64_t draft_tokens = 0;
   int64_t prefill_tokens = 0;  // 0: as the engine has it
   bool deterministic = false;
+  bool fp8_latents = false;
   int64_t host_cache = 0;  // bytes; 0: the default
   std::string dtype, weights;
   DeviceArgs device;
@@ -207,6 +208,7 @@ struct BenchDecodeArgs {
   int64_t steps = 32;
   int repeats = 3;
   bool profile = false;
+  bool fp8_latents = false;
   bool synthetic = false;  // the cached tokens are random state instead of a prompt that was read
   std::string dtype, weights;
   bool json = false;
@@ -224,6 +226,7 @@ struct BenchEngineArgs {
   int64_t draft_tokens = 0;
   bool graphs = true;
   bool deterministic = false;
+  bool fp8_latents = false;
   bool check = false;  // answers beside those alone and beside the plain forward
   std::string dtype, weights;
   bool json = false;

@@ -31,6 +31,7 @@ int run_serve(const ServeArgs& args) {
                         .cache_tokens = args.cache_tokens,
                         .prefill_tokens = args.prefill_tokens,
                         .draft_tokens = args.draft_tokens,
+                        .fp8_latents = args.fp8_latents,
                         .deterministic = args.deterministic,
                         .memory_bytes = memory_budget(model.device)};
   if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;

@@ -108,7 +108,8 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options)
       max_context_(std::min(options_.max_context, options_.cache_tokens)),
       state_(model.config,
              {.sequences = options_.max_sequences + (uses_graphs(model, options_) ? 1 : 0),
-              .pages = options_.cache_tokens / kLatentPage + (uses_graphs(model, options_) ? 1 : 0)},
+              .pages = options_.cache_tokens / kLatentPage + (uses_graphs(model, options_) ? 1 : 0),
+              .fp8_latents = options_.fp8_latents},
              model.device, model.weights.embed.scalar_type()),
       prefix_(prefix_options(options_, fixed_shapes_), state_) {
   for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
@@ -195,12 +196,15 @@ bool Engine::restore_prefix(int64_t slot, std::span<const int64_t> prompt) {
   if (!hit) return false;
   if (hit->stored) {
     state_.restore(slot, *hit->stored);
+    ++stats_.prefix_hits;
     return true;
   }
   while (!state_.swap_in(slot, hit->host)) {
     if (!prefix_.evict()) return false;
   }
   prefix_.insert(prompt.first(hit->length), state_.snapshot(slot));
+  ++stats_.prefix_hits;
+  ++stats_.host_hits;
   return true;
 }
 
@@ -222,6 +226,7 @@ bool Engine::place_sequence(Sequence& sequence) {
       }
     }
     sequence.cached = state_.length(slot);
+    stats_.known_tokens += prefix_.known_tokens(prompt);
     sequence.boundaries = prefix_.boundaries(prompt, sequence.cached);
     stats_.prompt_tokens += sequence.prompt_size();
     stats_.cached_tokens += sequence.cached;

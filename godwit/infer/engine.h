@@ -80,6 +80,7 @@ struct EngineOptions {
   int64_t prefill_tokens = 0;
   // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change.
   int64_t draft_tokens = 0;
+  bool fp8_latents = false;  // the cache of latents in 8 bits: half of bf16's memory, other answers
   PrefixCache::Options prefix = {};
   bool graphs = true;  // on a GPU decode steps are recorded and started as one launch
   // Refused where it cannot be kept. On a GPU every step has as many rows as max_sequences, and each prompt
@@ -96,6 +97,9 @@ struct EngineStats {
   int64_t finished = 0, failed = 0, preempted = 0;
   int64_t prompt_tokens = 0;  // of admitted requests; of them `cached_tokens` came from the prefix cache
   int64_t cached_tokens = 0, drawn_tokens = 0;
+  // Of the prompts' tokens those that an earlier prompt began with, in whole pages, whether a state lay there
+  // or not; prompts that went on from a state, and of them from one in host memory.
+  int64_t known_tokens = 0, prefix_hits = 0, host_hits = 0;
   int64_t drafted_tokens = 0, accepted_tokens = 0;  // of speculation; accepted ones are among drawn_tokens
   int64_t free_pages = 0, pages = 0;
   int64_t prefix_entries = 0, prefix_bytes = 0, state_bytes = 0;

@@ -42,10 +42,11 @@ EngineMemory engine_memory(const ModelConfig& c, const EngineOptions& o, at::Sca
   const int64_t expanded =
       context * (c.mla.heads * (2 * c.mla.qk_dim() + 2 * c.mla.v_dim) + 2 * c.mla.kv_lora_rank);
   const int64_t logits = o.max_sequences * (1 + o.draft_tokens) * c.vocab_size;
-  return {.slots = o.max_sequences * (o.draft_tokens > 0 ? 2 : 1) * ModelState::slot_bytes(c, dtype),
-          .prefix = o.prefix.max_bytes,
-          .pages = o.cache_tokens / kLatentPage * ModelState::page_bytes(c, dtype),
-          .work = rows * row_floats(c) * 4 + expanded * element + logits * (4 + element)};
+  return {
+      .slots = o.max_sequences * (o.draft_tokens > 0 ? 2 : 1) * ModelState::slot_bytes(c, dtype),
+      .prefix = o.prefix.max_bytes,
+      .pages = o.cache_tokens / kLatentPage * ModelState::page_bytes(c, o.fp8_latents ? kFp8Latent : dtype),
+      .work = rows * row_floats(c) * 4 + expanded * element + logits * (4 + element)};
 }
 
 int64_t default_prefill_tokens(at::Device device) {

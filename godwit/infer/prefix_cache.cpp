@@ -53,15 +53,23 @@ std::vector<int64_t> PrefixCache::boundaries(std::span<const int64_t> prompt, in
   // The end; and one granule before it where the end is a granule's, or the same prompt could not use it.
   out.push_back(length / granule * granule);
   out.push_back((length - 1) / granule * granule);
-  int64_t known = 0;
-  while (known < static_cast<int64_t>(hashes.size()) && seen_.contains(hashes[known])) ++known;
-  out.push_back(known * kLatentPage / granule * granule);
+  out.push_back(known_pages(hashes) * kLatentPage / granule * granule);
   if (seen_.size() > kMostSeen) seen_.clear();
   seen_.insert(hashes.begin(), hashes.end());
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   std::erase_if(out, [&](int64_t at) { return at <= start || at % granule != 0; });
   return out;
+}
+
+int64_t PrefixCache::known_pages(const std::vector<uint64_t>& hashes) const {
+  const auto unknown =
+      std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return !seen_.contains(hash); });
+  return unknown - hashes.begin();
+}
+
+int64_t PrefixCache::known_tokens(std::span<const int64_t> prompt) const {
+  return known_pages(page_hashes(prompt)) * kLatentPage;
 }
 
 void PrefixCache::insert(std::span<const int64_t> prefix, StateSnapshot state) {

@@ -45,6 +45,9 @@ class PrefixCache {
   // Remembers the prompt, so that a later one that parts from it gets a boundary there.
   std::vector<int64_t> boundaries(std::span<const int64_t> prompt, int64_t start);
 
+  // Tokens that a prompt given to `boundaries` began with, in whole pages.
+  int64_t known_tokens(std::span<const int64_t> prompt) const;
+
   // The state after `prefix`, whose length is a multiple of the page. Older entries make room. One that lies
   // in host memory moves into the store.
   void insert(std::span<const int64_t> prefix, StateSnapshot state);
@@ -76,6 +79,7 @@ class PrefixCache {
   };
   using Entries = std::list<Entry>;
 
+  int64_t known_pages(const std::vector<uint64_t>& hashes) const;
   void to_host(Entry entry);
   void drop(Entries& entries, Entries::iterator entry);
 

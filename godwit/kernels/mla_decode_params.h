@@ -11,11 +11,12 @@ namespace godwit::kernels::cuda {
 // rank are multiples of 64 up to 576 and 512, heads any number.
 struct MlaDecodeParams {
   const void* q = nullptr;           // [N, H, D]
-  const void* pages = nullptr;       // [pages, 64, D]
+  const void* pages = nullptr;       // [pages, 64, D] bf16, or e4m3 with `fp8`
   const int32_t* table = nullptr;    // [N, table_stride]
   const int64_t* lengths = nullptr;  // [N], 0: the row is not used, its output is 0
   int64_t table_stride = 0;
   int N = 0, H = 0, D = 0, rank = 0;
+  bool fp8 = false;
   int64_t window = 0;
   float scale = 0;
   void* o = nullptr;          // [N, H, rank]

@@ -347,7 +347,8 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
     stream.partial = embedded;
   if (places) {
     places->fused = places->steps == batch.ids.size(0) && places->steps > 0 &&
-                    ops::takes_layer_step(embedded) && !options.on_router && !options.on_max_logit;
+                    ops::takes_layer_step(embedded) && !state->fp8_latents() && !options.on_router &&
+                    !options.on_max_logit;
   }
   Tensor out;
   const auto run = [&] {

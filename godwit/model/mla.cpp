@@ -106,15 +106,30 @@ std::pair<Tensor, Tensor> expand(const MlaConfig& m, const MlaWeights& w, const 
   return {at::cat({kv[0], k_pe}, -1), kv[1].contiguous()};
 }
 
-// All rows of the sequences from `first` on, and their offsets.
-std::pair<Tensor, Tensor> gather_rows(const Tensor& pages, const StatePlaces& places, int64_t first) {
+// The new tokens' rows to their places among the pages. What fp8 cannot hold becomes its largest number.
+void store_rows(const Tensor& pages, const Tensor& places, const Tensor& latent) {
+  const Tensor rows = pages.view({-1, pages.size(2)});
+  if (pages.scalar_type() != kFp8Latent) {
+    rows.index_copy_(0, places, latent);
+    return;
+  }
+  constexpr double kLargest = 448;
+  rows.view(at::kByte).index_copy_(0, places,
+                                   latent.clamp(-kLargest, kLargest).to(kFp8Latent).view(at::kByte));
+}
+
+// All rows of the sequences from `first` on, in `type`, and their offsets.
+std::pair<Tensor, Tensor> gather_rows(const Tensor& pages, const StatePlaces& places, int64_t first,
+                                      at::ScalarType type) {
   const Tensor table = places.table.to(pages.device());
   std::vector<Tensor> rows;
   std::vector<int64_t> lengths;
   for (int64_t n = first; n < places.lengths.size(0); ++n) {
     const int64_t length = places.lengths[n].item<int64_t>();
     const Tensor used = table[n].narrow(0, 0, (length + kLatentPage - 1) / kLatentPage);
-    rows.push_back(pages.index_select(0, used).flatten(0, 1).narrow(0, 0, length));
+    const Tensor bytes = pages.scalar_type() == kFp8Latent ? pages.view(at::kByte) : pages;
+    const Tensor row = bytes.index_select(0, used).flatten(0, 1).narrow(0, 0, length);
+    rows.push_back(row.scalar_type() == pages.scalar_type() ? row : row.view(kFp8Latent).to(type));
     lengths.push_back(length);
   }
   return {rows.size() == 1 ? rows[0] : at::cat(rows), make_cu_seqlens(lengths)};
@@ -133,7 +148,9 @@ Expanded expanded_form(const MlaConfig& m, const MlaWeights& w, const Projected&
   out.cu_q = first > 0 ? context.cu_seqlens.slice(0, sequence) - first : context.cu_seqlens;
   Tensor rows = p.latent;
   out.cu_k = out.cu_q;
-  if (context.places) std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, sequence);
+  if (context.places) {
+    std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, sequence, p.latent.scalar_type());
+  }
   std::tie(out.k, out.v) = expand(m, w, rows);
   out.q = at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
   return out;
@@ -174,8 +191,7 @@ Tensor mla_layer(const ModelConfig& config, const MlaWeights& w, const Tensor& x
     return fused_step(config, w, x, context);
   const int64_t T = x.size(0);
   const Projected p = project(config, w, x, context);
-  if (context.places)
-    context.pages->view({-1, context.pages->size(2)}).index_copy_(0, context.places->rows, p.latent);
+  if (context.places) store_rows(*context.pages, context.places->rows, p.latent);
   const int64_t steps = context.places ? context.places->steps : 0;
   Expanded e;
   if (steps < T || steps == 0) {

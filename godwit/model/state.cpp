@@ -40,8 +40,10 @@ int64_t bytes_of(const KdaState& kda) {
   return total;
 }
 
+// As bytes where they are fp8: rows are only moved here.
 at::Tensor flat_rows(const LayerState& layer) {
-  return layer.pages.view({-1, layer.pages.size(2)});
+  const at::Tensor rows = layer.pages.view({-1, layer.pages.size(2)});
+  return rows.element_size() == 1 ? rows.view(at::kByte) : rows;
 }
 
 // Where the rows of `length` tokens on these pages lie among a layer's flattened rows, [length] int64.
@@ -88,13 +90,17 @@ int64_t StateSnapshot::bytes() const {
 }
 
 ModelState::ModelState(const ModelConfig& config, const Size& size, at::Device device, at::ScalarType dtype)
-    : pool_(std::make_shared<PagePool>()), layers_(config.layers), grows_(size.pages == 0) {
+    : pool_(std::make_shared<PagePool>()),
+      layers_(config.layers),
+      grows_(size.pages == 0),
+      fp8_latents_(size.fp8_latents) {
   const int64_t H = config.kda.heads, K = config.kda.head_dim;
   const auto options = at::TensorOptions().device(device).dtype(dtype);
   for (int64_t i = 0; i < config.layers; ++i) {
     LayerState& layer = layers_[i];
     if (!config.kda_layer[i]) {
-      layer.pages = at::empty({0, kLatentPage, config.mla.kv_lora_rank + config.mla.rope_dim}, options);
+      layer.pages = at::empty({0, kLatentPage, config.mla.kv_lora_rank + config.mla.rope_dim},
+                              options.dtype(size.fp8_latents ? kFp8Latent : dtype));
       continue;
     }
     for (at::Tensor* t : {&layer.kda.conv_q, &layer.kda.conv_k, &layer.kda.conv_v})

@@ -19,6 +19,9 @@ namespace godwit {
 // same bits however the tokens before it were fed.
 inline constexpr int64_t kLatentPage = 64;
 
+// Latents in 8 bits: e4m3 without a scale, for rows that a norm has given the size of its weights.
+inline constexpr at::ScalarType kFp8Latent = at::ScalarType::Float8_e4m3fn;
+
 // Leading dimension: slots.
 struct KdaState {
   at::Tensor conv_q, conv_k, conv_v;  // [S, H*K, W-1] the last inputs of the convolutions
@@ -33,7 +36,7 @@ struct KdaState {
 
 struct LayerState {
   KdaState kda;      // KDA layers
-  at::Tensor pages;  // [pages, kLatentPage, R + P], MLA layers
+  at::Tensor pages;  // [pages, kLatentPage, R + P], MLA layers; of the activations' dtype or fp8
 };
 
 // Which pages are free, and how many lists hold each of the others.
@@ -91,8 +94,9 @@ class ModelState {
   struct Size {
     int64_t sequences = 1;
     int64_t pages = 0;  // 0: as many as are needed, the store grows
+    bool fp8_latents = false;
   };
-  // Empty sequences. `dtype` is the activations' dtype.
+  // Empty sequences. `dtype` is the activations' dtype, and the latents' but with fp8_latents.
   ModelState(const ModelConfig& config, const Size& size, at::Device device, at::ScalarType dtype);
 
   int64_t sequences() const { return static_cast<int64_t>(sequences_.size()); }
@@ -125,8 +129,10 @@ class ModelState {
   int64_t free_pages() const { return static_cast<int64_t>(pool_->free.size()); }
   int64_t pages() const { return static_cast<int64_t>(pool_->holders.size()); }
   int64_t bytes() const;  // held by tensors
+  bool fp8_latents() const { return fp8_latents_; }
 
-  // Bytes of one slot and of one page over all layers, from the configuration alone.
+  // Bytes of one slot and of one page over all layers, from the configuration alone; a page's by the latents'
+  // dtype.
   static int64_t slot_bytes(const ModelConfig& config, at::ScalarType dtype);
   static int64_t page_bytes(const ModelConfig& config, at::ScalarType dtype);
 
@@ -139,6 +145,7 @@ class ModelState {
   std::vector<LayerState> layers_;
   std::vector<SequenceState> sequences_;
   bool grows_ = false;
+  bool fp8_latents_ = false;
 };
 
 }  // namespace godwit

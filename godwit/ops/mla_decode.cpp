@@ -36,7 +36,7 @@ void check_rows(const MlaDecodeArgs& x) {
 
 void check_arguments(const MlaDecodeArgs& x) {
   check_floating(kOp, "q", x.q);
-  check_floating(kOp, "pages", x.pages);
+  if (x.pages.scalar_type() != at::kFloat8_e4m3fn) check_floating(kOp, "pages", x.pages);
   check_sizes(kOp, "q", x.q, {-1, -1, -1});
   check_sizes(kOp, "pages", x.pages, {-1, -1, x.q.size(2)});
   check_sizes(kOp, "table", x.table, {x.q.size(0), -1});
@@ -62,9 +62,21 @@ Tensor fwd_composition(const Tensor& q, const Tensor& pages, const Tensor& table
   return ref::mla_decode({q, pages, table, lengths, rank, scale, window});
 }
 
+// The pages that the table names, in its order, in fp32.
+Tensor fp32_pages(const Tensor& pages, const Tensor& table) {
+  return pages.view(at::kByte)
+      .index_select(0, table.flatten().clamp(0, pages.size(0) - 1))
+      .view(at::kFloat8_e4m3fn)
+      .to(at::kFloat);
+}
+
 Tensor fwd_cpu(const Tensor& q, const Tensor& pages, const Tensor& table, const Tensor& lengths, int64_t rank,
                double scale, int64_t window) {
   const auto type = pages.scalar_type();
+  if (type == at::kFloat8_e4m3fn && q.scalar_type() != at::kDouble) {
+    const Tensor own = at::arange(table.numel(), at::kInt).view(table.sizes());
+    return fwd_cpu(q, fp32_pages(pages, table), own, lengths, rank, scale, window);
+  }
   const bool rows_dense = pages.stride(2) == 1 || pages.size(2) == 1;
   if (q.scalar_type() == at::kDouble || (type != at::kFloat && type != at::kBFloat16) || !rows_dense) {
     return fwd_composition(q, pages, table, lengths, rank, scale, window);

@@ -135,6 +135,7 @@ bool Answer::on_token(int64_t index, const DrawnToken& token) {
   } else {
     metrics_.first_token.add(seconds(now - arrived_));
   }
+  metrics_.tokens.add(now);
   c.any = true;
   c.last = now;
   if (over_) return false;

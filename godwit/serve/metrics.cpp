@@ -13,6 +13,26 @@ void add_value(std::string& out, const char* type, const char* name, const char*
                  value);
 }
 
+// Hits of the prefix cache by group of layers. Latents could serve every token that came before; the
+// recurrent states stand at certain boundaries only, and what is skipped ends at one for both. Where the
+// first grows and the second does not, prompts part where no state lies.
+void add_groups(std::string& out, const EngineStats& s) {
+  out +=
+      "# HELP godwit_cache_hit_tokens_total tokens of prompts that a cache group could serve\n"
+      "# TYPE godwit_cache_hit_tokens_total counter\n";
+  fmt::format_to(std::back_inserter(out),
+                 "godwit_cache_hit_tokens_total{{group=\"mla\"}} {}\n"
+                 "godwit_cache_hit_tokens_total{{group=\"kda\"}} {}\n",
+                 s.known_tokens, s.cached_tokens);
+  out +=
+      "# HELP godwit_prefix_hits_total prompts that went on from a cached state, by where it lay\n"
+      "# TYPE godwit_prefix_hits_total counter\n";
+  fmt::format_to(std::back_inserter(out),
+                 "godwit_prefix_hits_total{{tier=\"device\"}} {}\n"
+                 "godwit_prefix_hits_total{{tier=\"host\"}} {}\n",
+                 s.prefix_hits - s.host_hits, s.host_hits);
+}
+
 }  // namespace
 
 void LatencyHistogram::add(double seconds) {
@@ -35,6 +55,24 @@ std::string LatencyHistogram::text(const std::string& name, const std::string& h
   return out;
 }
 
+void RecentRate::add(Clock::time_point now) {
+  const int64_t number = std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
+  const std::lock_guard lock(mutex_);
+  Second& second = seconds_[number % seconds_.size()];
+  if (second.number != number) second = {.number = number, .events = 0};
+  ++second.events;
+}
+
+double RecentRate::per_second(Clock::time_point now) const {
+  const int64_t number = std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
+  const std::lock_guard lock(mutex_);
+  int64_t events = 0;
+  for (const Second& second : seconds_) {
+    if (second.number < number && second.number >= number - kSeconds) events += second.events;
+  }
+  return static_cast<double>(events) / kSeconds;
+}
+
 std::string Metrics::text(const EngineStats& s) const {
   std::string out;
   const auto gauge = [&](const char* name, const char* help, int64_t value) {
@@ -53,7 +91,10 @@ std::string Metrics::text(const EngineStats& s) const {
   counter("godwit_drawn_tokens_total", "tokens drawn", s.drawn_tokens);
   counter("godwit_drafted_tokens_total", "tokens guessed by prompt lookup", s.drafted_tokens);
   counter("godwit_accepted_tokens_total", "guessed tokens that were drawn", s.accepted_tokens);
+  add_value(out, "gauge", "godwit_tokens_per_second", "tokens drawn a second, over the last ten",
+            tokens.per_second());
   counter("godwit_steps_total", "forward calls", s.steps);
+  add_groups(out, s);
   gauge("godwit_pages", "pages of latents", s.pages);
   gauge("godwit_pages_free", "pages of latents that nobody holds", s.free_pages);
   gauge("godwit_prefix_entries", "states in the prefix cache", s.prefix_entries);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -24,9 +25,27 @@ class LatencyHistogram {
   double sum_ = 0;
 };
 
+// Events of the last seconds.
+class RecentRate {
+ public:
+  using Clock = std::chrono::steady_clock;
+  void add(Clock::time_point now = Clock::now());
+  double per_second(Clock::time_point now = Clock::now()) const;  // over the last kSeconds whole seconds
+
+ private:
+  static constexpr int64_t kSeconds = 10;
+  struct Second {
+    int64_t number = -1;  // of the clock's
+    int64_t events = 0;
+  };
+  mutable std::mutex mutex_;
+  std::array<Second, kSeconds + 1> seconds_ = {};
+};
+
 struct Metrics {
   LatencyHistogram first_token;  // from the request's arrival
   LatencyHistogram between_tokens;
+  RecentRate tokens;  // drawn
 
   std::string text(const EngineStats& stats) const;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -12,6 +13,7 @@ namespace godwit::serve {
 namespace {
 
 constexpr size_t kMostStops = 16;
+constexpr size_t kMostStopIds = 64;
 constexpr int kDeepest = 256;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& message) {
@@ -65,6 +67,22 @@ std::vector<std::string> stop_strings(const Json& request) {
   }
   if (out.size() > kMostStops)
     refuse("stop", fmt::format("at most {} texts, got {}", kMostStops, out.size()));
+  return out;
+}
+
+// Ids that end the text and are no part of it; beside OpenAI's keys.
+std::vector<int32_t> stop_token_ids(const Json& request) {
+  const Json* value = find(request, "stop_token_ids");
+  std::vector<int32_t> out;
+  if (!value) return out;
+  if (!value->is_array()) refuse("stop_token_ids", "must be a list of token ids");
+  if (value->size() > kMostStopIds)
+    refuse("stop_token_ids", fmt::format("at most {} ids, got {}", kMostStopIds, value->size()));
+  for (const Json& item : *value) {
+    const bool id = item.is_number_integer() && item >= 0 && item <= std::numeric_limits<int32_t>::max();
+    if (!id) refuse("stop_token_ids", "must hold token ids");
+    out.push_back(item.get<int32_t>());
+  }
   return out;
 }
 
@@ -178,6 +196,7 @@ CompletionParams completion_params(const Json& request, bool chat) {
     p.include_usage = flag(*options, "include_usage", false);
   }
   p.stop = stop_strings(request);
+  p.stop_ids = stop_token_ids(request);
   if (chat) {
     p.logprobs = flag(request, "logprobs", false);
     p.top_logprobs = integer(request, "top_logprobs", 0, 0, 20);

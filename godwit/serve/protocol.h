@@ -48,6 +48,7 @@ struct CompletionParams {
   bool stream = false;
   bool include_usage = false;
   std::vector<std::string> stop;
+  std::vector<int32_t> stop_ids;  // stop_token_ids
   bool logprobs = false;
   int64_t top_logprobs = 0;
 };

@@ -245,6 +245,7 @@ void Service::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>&
                                  tokenizer.special_id(kSep)},
             .top_logprobs = chat.params.top_logprobs,
             .choices = chat.params.choices};
+  r.stop_ids.insert(r.stop_ids.end(), chat.params.stop_ids.begin(), chat.params.stop_ids.end());
   auto hurried = constrain(chat, r);
   const auto answer =
       std::make_shared<Answer>(AnswerHead{.id = fmt::format("chatcmpl-{}-{}", started_, next_id_++),
@@ -283,6 +284,8 @@ void Service::completions(const HttpRequest& request, const std::shared_ptr<Http
                                           .chat = false,
                                           .choices = count * params.choices},
                                model_.tokenizer, reply, metrics_);
+  std::vector<int32_t> stop_ids = text_stop_ids(model_);
+  stop_ids.insert(stop_ids.end(), params.stop_ids.begin(), params.stop_ids.end());
   std::vector<Request> requests;
   for (int64_t p = 0; p < count; ++p) {
     const int64_t first = p * params.choices;
@@ -290,7 +293,7 @@ void Service::completions(const HttpRequest& request, const std::shared_ptr<Http
         {.prompt = prompts[p],
          .sampling = params.sampling,
          .max_tokens = params.max_tokens.value_or(16),
-         .stop_ids = text_stop_ids(model_),
+         .stop_ids = stop_ids,
          .top_logprobs = params.top_logprobs,
          .choices = params.choices,
          .on_token = [answer, first](

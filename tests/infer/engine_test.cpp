@@ -333,6 +333,44 @@ TEST_P(EngineFormats, PrefixFromHostMemoryEqualsMiss) {
   EXPECT_GT(engine.stats().host_entries, 0);
 }
 
+// The cache in 8 bits: other numbers than in fp32, near them, and the same promises.
+TEST(Engine, Fp8LatentsKeepThePromises) {
+  const LoadedModel model = random_model();
+  const std::vector<Request> requests = mixed_requests(model, 12);
+  const EngineOptions few{.max_sequences = 4,
+                          .cache_tokens = 8 * kLatentPage,
+                          .prefill_tokens = 64,
+                          .draft_tokens = 3,
+                          .fp8_latents = true};
+  Engine engine(model, few), wide(model, {.max_sequences = 4, .cache_tokens = 8 * kLatentPage});
+  EXPECT_LT(engine.stats().state_bytes, wide.stats().state_bytes);
+  for (int round = 0; round < 2; ++round) {  // the second time from the prefix cache
+    std::vector<std::map<int64_t, Answer>> answers(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) submit(engine, requests[i], answers[i]);
+    engine.run_until_idle();
+    for (size_t i = 0; i < requests.size(); ++i)
+      EXPECT_EQ(answers[i].at(0), alone(model, requests[i], {.max_sequences = 1, .fp8_latents = true})) << i;
+  }
+  EXPECT_GT(engine.stats().preempted, 0);
+  EXPECT_GT(engine.stats().cached_tokens, 0);
+  double off = 0;
+  for (const Request& request : requests) {
+    const Answer exact = alone(model, request), coarse = alone(model, request, {.fp8_latents = true});
+    off = std::max(off, std::abs(exact.logprobs[0] - coarse.logprobs[0]));
+  }
+  EXPECT_GT(off, 0);
+  EXPECT_LT(off, 0.1);  // three bits of mantissa, in two layers of attention
+}
+
+// On the CPU fp32 keeps the promise as it is; nothing else can.
+TEST(Engine, DeterministicIsRefusedWhereItCannotBeKept) {
+  LoadedModel model = random_model();
+  const Request request{.prompt = random_prompt(model, 70, 1), .sampling = {.seed = 2}, .max_tokens = 5};
+  EXPECT_EQ(alone(model, request, {.deterministic = true}), alone(model, request));
+  model.weights = init_weights(model.config, 5, at::kCPU, at::kBFloat16);
+  testing::expect_error([&] { Engine(model, {.deterministic = true}); }, {"deterministic", "fp32"});
+}
+
 TEST(Engine, ConstraintNarrowsTheDraw) {
   struct OnlyEven : TokenConstraint {
     void forbid(at::Tensor& forbidden) override { forbidden.slice(0, 1, std::nullopt, 2).fill_(true); }

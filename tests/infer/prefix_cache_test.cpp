@@ -96,6 +96,23 @@ TEST_F(PrefixTiers, EvictionFreesThePagesAndTheStateComesBack) {
   EXPECT_TRUE(cache.find(longer(text(10, 3)))->stored);
 }
 
+// Where a server reads prompts in pieces of fixed ends, states lie there alone.
+TEST_F(PrefixTiers, BoundariesAreMultiplesOfTheGranule) {
+  PrefixCache cache({.interval = 4 * kLatentPage, .granule = 2 * kLatentPage}, state_);
+  const auto pages = [&](const std::vector<int64_t>& prompt, int64_t start) {
+    std::vector<int64_t> out = cache.boundaries(prompt, start);
+    for (int64_t& at : out) at /= kLatentPage;
+    return out;
+  };
+  EXPECT_EQ(pages(longer(text(10, 7)), 0), (std::vector<int64_t>{4, 6}));
+  EXPECT_EQ(pages(text(11, 6), 0), (std::vector<int64_t>{4, 6}));  // 4: the same prompt again
+  std::vector<int64_t> branch = text(10, 7);
+  branch[3 * kLatentPage] = 9;
+  EXPECT_EQ(pages(branch, 0), (std::vector<int64_t>{2, 4, 6}));  // parts from the first on its page 3
+  EXPECT_EQ(pages(branch, 4 * kLatentPage), (std::vector<int64_t>{6}));
+  EXPECT_TRUE(pages(text(12, 1), 0).empty());
+}
+
 TEST_F(PrefixTiers, WithoutHostBudgetAnEvictedStateIsGone) {
   PrefixCache cache({.host_bytes = 0}, state_);
   cache.insert(text(10, 1), snapshot(1, 1));

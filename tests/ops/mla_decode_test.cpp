@@ -98,6 +98,17 @@ TEST(MlaDecode, RowsOfBf16) {
   }
 }
 
+// Rows of e4m3 are the numbers they stand for.
+TEST(MlaDecode, RowsOfFp8) {
+  for (const int64_t window : {0, 40}) {
+    Paged x = make({.lengths = {1, 15, 16, 17, 100}, .window = window}), wide = x;
+    x.pages = x.pages.to(at::kFloat8_e4m3fn);
+    wide.pages = x.pages.to(at::kFloat);
+    EXPECT_TRUE(at::equal(x.run(), wide.run())) << window;
+    EXPECT_TRUE(test::close(x.run(), oracle(x), test::kFp32));
+  }
+}
+
 TEST(MlaDecode, OtherTypes) {
   Paged x = make({.lengths = kLengths});
   const Tensor expected = oracle(x), q = x.q;

@@ -20,13 +20,15 @@ TEST(Protocol, ReadsWhatOpenAiClientsSend) {
       Json::parse(
           R"({"temperature": 0.5, "top_p": 0.9, "seed": 7, "n": 2, "stop": ["a", "bc"], "logprobs": true,
                       "top_logprobs": 3, "stream": true, "stream_options": {"include_usage": true},
-                      "max_completion_tokens": 9, "max_tokens": 4, "logit_bias": {"5": -100}, "user": "somebody"})"),
+                      "max_completion_tokens": 9, "max_tokens": 4, "logit_bias": {"5": -100}, "user": "somebody",
+                      "stop_token_ids": [7, 8]})"),
       /*chat=*/true);
   EXPECT_EQ(p.sampling.temperature, 0.5);
   EXPECT_EQ(p.sampling.top_p, 0.9);
   EXPECT_EQ(p.sampling.seed, 7u);
   EXPECT_EQ(p.choices, 2);
   EXPECT_EQ(p.stop, (std::vector<std::string>{"a", "bc"}));
+  EXPECT_EQ(p.stop_ids, (std::vector<int32_t>{7, 8}));
   EXPECT_EQ(p.top_logprobs, 3);
   EXPECT_TRUE(p.include_usage);
   EXPECT_EQ(p.max_tokens, 9);
@@ -44,6 +46,9 @@ TEST(Protocol, NamesTheKeyThatIsWrong) {
                                                         {R"({"max_tokens": 1e300})", "max_tokens"},
                                                         {R"({"stop": [""]})", "stop"},
                                                         {R"({"stop": 5})", "stop"},
+                                                        {R"({"stop_token_ids": 5})", "stop_token_ids"},
+                                                        {R"({"stop_token_ids": [-1]})", "stop_token_ids"},
+                                                        {R"({"stop_token_ids": ["a"]})", "stop_token_ids"},
                                                         {R"({"logit_bias": {"x": 1}})", "logit_bias"},
                                                         {R"({"logit_bias": {"1": 1000}})", "logit_bias"},
                                                         {R"({"top_logprobs": 5})", "top_logprobs"},

@@ -239,6 +239,19 @@ TEST(Service, QueueIsBounded) {
   EXPECT_NE(answer.head.find("retry-after"), std::string::npos);
 }
 
+TEST(Metrics, TokensOfTheLastSeconds) {
+  RecentRate rate;
+  const RecentRate::Clock::time_point start{std::chrono::hours(5)};
+  const auto after = [&](int64_t seconds) { return start + std::chrono::seconds(seconds); };
+  EXPECT_EQ(rate.per_second(start), 0);
+  for (int64_t second = 0; second < 30; ++second) {
+    for (int i = 0; i < 4; ++i) rate.add(after(second));
+  }
+  EXPECT_EQ(rate.per_second(after(30)), 4);
+  EXPECT_EQ(rate.per_second(after(35)), 2);  // five quiet seconds among ten
+  EXPECT_EQ(rate.per_second(after(300)), 0);
+}
+
 TEST(Service, PageModelsMetricsTokens) {
   Server server(random_model());
   EXPECT_NE(request(server.port(), "GET", "/").body.find("<!doctype html>"), std::string::npos);
@@ -251,6 +264,11 @@ TEST(Service, PageModelsMetricsTokens) {
   }
   EXPECT_NE(metrics.find("godwit_drawn_tokens_total 5"), std::string::npos) << metrics;
   EXPECT_NE(metrics.find("godwit_time_to_first_token_seconds_count 1"), std::string::npos);
+  for (const char* name :
+       {"godwit_requests_waiting 0", "godwit_tokens_per_second ", "godwit_inter_token_seconds_count 4",
+        "godwit_cache_hit_tokens_total{group=\"mla\"} 0", "godwit_cache_hit_tokens_total{group=\"kda\"} 0",
+        "godwit_prefix_hits_total{tier=\"host\"} 0"})
+    EXPECT_NE(metrics.find(name), std::string::npos) << name << "\n" << metrics;
   const Json ids = Json::parse(request(server.port(), "POST", "/tokenize", R"({"prompt": "Grüße!"})").body);
   EXPECT_EQ(ids["count"], ids["tokens"].size());
   const auto text = request(server.port(), "POST", "/detokenize", to_text({{"tokens", ids["tokens"]}}));

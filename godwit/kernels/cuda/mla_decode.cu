@@ -9,6 +9,7 @@
 // Shares leave unnormalised O with maximum and sum; a second kernel merges them. Shares are cut by the sequence's
 // own length inside the kernel: a launch does not depend on it.
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include "godwit/kernels/mla_decode_params.h"
@@ -96,6 +97,37 @@ __host__ __device__ inline int splits_of(const MlaDecodeParams& p) {
   return wanted < 1 ? 1 : wanted > kMaxSplits ? kMaxSplits : wanted;
 }
 
+// 16 numbers of e4m3 as bf16, which holds them exactly.
+__device__ __forceinline__ void widen16(uint4 (&to)[2], uint4 from) {
+  const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+  uint32_t pairs[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const auto two = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
+    const __half2 halves(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+    const __nv_bfloat162 wide = __float22bfloat162_rn(__half22float2(halves));
+    pairs[i] = *reinterpret_cast<const uint32_t*>(&wide);
+  }
+  to[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+}
+
+// As load_page, of rows of bytes, which pass through registers.
+__device__ __forceinline__ void load_page_fp8(const MlaDecodeParams& p, const Layout& at, char* smem, int stage, int n,
+                                              int64_t page, int64_t length) {
+  const int vectors = p.D / 16;
+  const auto* from = static_cast<const uint8_t*>(p.pages) + int64_t(p.table[n * p.table_stride + page]) * kRows * p.D;
+  char* to = smem + at.stage + stage * kRows * at.row;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < kRows * vectors; i += kThreads) {
+    const int r = i / vectors, c = i % vectors;
+    uint4 wide[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+    if (page * kRows + r < length) widen16(wide, *reinterpret_cast<const uint4*>(from + r * p.D + c * 16));
+    auto* row = reinterpret_cast<uint4*>(to + r * at.row + c * 32);
+    row[0] = wide[0], row[1] = wide[1];
+  }
+}
+
 __device__ __forceinline__ void load_page(const MlaDecodeParams& p, const Layout& at, char* smem, int stage, int n,
                                           int64_t page, int64_t length) {
   const int vectors = p.D / 8;
@@ -112,6 +144,7 @@ __device__ __forceinline__ void load_page(const MlaDecodeParams& p, const Layout
   }
 }
 
+template <bool kFp8>
 __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int splits) {
   extern __shared__ __align__(16) char smem[];
   const Layout at(p.D);
@@ -126,7 +159,13 @@ __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int 
   auto* scores = reinterpret_cast<float*>(smem + at.scores);
   auto* weights = reinterpret_cast<__nv_bfloat16*>(smem + at.weights);
   auto* correction = reinterpret_cast<float*>(smem + at.correction);
-  if (begin < end) load_page(p, at, smem, 0, n, begin, length);
+  const auto load = [&](int stage, int64_t page) {
+    if constexpr (kFp8)
+      load_page_fp8(p, at, smem, stage, n, page, length);
+    else
+      load_page(p, at, smem, stage, n, page, length);
+  };
+  if (begin < end) load(0, begin);
   commit();
   for (int i = threadIdx.x; i < kHeads * p.D / 8; i += kThreads) {
     const int h = i / (p.D / 8), c = i % (p.D / 8), head = first_head + h;
@@ -141,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int 
   const int tiles = p.rank / 32;  // of 8 columns, a warp
   for (int64_t page = begin; page < end; ++page) {
     const int stage = static_cast<int>((page - begin) % kStages);
-    if (page + 1 < end) load_page(p, at, smem, 1 - stage, n, page + 1, length);
+    if (page + 1 < end) load(1 - stage, page + 1);
     commit();
     wait_for<1>();
     __syncthreads();
@@ -258,9 +297,10 @@ int mla_decode(const MlaDecodeParams& p) {
   if (p.N == 0 || p.H == 0) return cudaSuccess;
   const int splits = splits_of(p), shared = Layout(p.D).total;
   auto* stream = static_cast<cudaStream_t>(p.stream);
-  if (const auto error = cudaFuncSetAttribute(share_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
+  const auto kernel = p.fp8 ? share_kernel<true> : share_kernel<false>;
+  if (const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
     return error;
-  share_kernel<<<dim3(splits, (p.H + kHeads - 1) / kHeads, p.N), kThreads, shared, stream>>>(p, splits);
+  kernel<<<dim3(splits, (p.H + kHeads - 1) / kHeads, p.N), kThreads, shared, stream>>>(p, splits);
   merge_kernel<<<p.N * p.H, 128, 0, stream>>>(p, splits);
   return cudaGetLastError();
 }

@@ -72,13 +72,15 @@ Tensor fwd_cuda(const Tensor& q, const Tensor& pages, const Tensor& table, const
                 int64_t rank, double scale, int64_t window) {
   const at::NoGradGuard no_grad;
   const c10::cuda::CUDAGuard guard(q.device());
-  const bool bf16 = q.scalar_type() == at::kBFloat16 && pages.scalar_type() == at::kBFloat16;
+  const bool fp8 = pages.scalar_type() == at::kFloat8_e4m3fn;
+  const bool bf16 = q.scalar_type() == at::kBFloat16 && (fp8 || pages.scalar_type() == at::kBFloat16);
   const bool supported = bf16 && pages.is_contiguous() && cuda::aligned(pages) &&
                          cuda::is_hopper(q.device()) &&
                          gpu::mla_decode_supports(static_cast<int>(q.size(2)), static_cast<int>(rank),
                                                   static_cast<int>(pages.size(1)));
   if (!supported) return ref::mla_decode({q, pages, table.to(at::kCPU), lengths, rank, scale, window});
-  if (takes_long(q, pages, table, lengths, rank)) return decode_long(q, pages, table, lengths, scale, window);
+  if (!fp8 && takes_long(q, pages, table, lengths, rank))
+    return decode_long(q, pages, table, lengths, scale, window);
   const auto there = [&](const Tensor& t) {
     return t.is_cuda() ? t.contiguous() : cuda::to_device(t, q.device());
   };
@@ -93,6 +95,7 @@ Tensor fwd_cuda(const Tensor& q, const Tensor& pages, const Tensor& table, const
                          .H = static_cast<int>(q.size(1)),
                          .D = static_cast<int>(q.size(2)),
                          .rank = static_cast<int>(rank),
+                         .fp8 = fp8,
                          .window = window,
                          .scale = static_cast<float>(scale),
                          .o = cuda::pointer(o),
