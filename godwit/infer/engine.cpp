@@ -41,9 +41,10 @@ bool needs_fixed_shapes(const LoadedModel& model, const EngineOptions& options) 
   return true;
 }
 
-// Prefixes end where pieces of prompts do.
+// Prefixes end where pieces of prompts do, and do not cut them.
 PrefixCache::Options prefix_options(const EngineOptions& options, bool fixed_shapes) {
   PrefixCache::Options prefix = options.prefix;
+  prefix.interval = std::max(prefix.interval, options.prefill_tokens);
   if (fixed_shapes) prefix.granule = kDeterministicPiece;
   return prefix;
 }

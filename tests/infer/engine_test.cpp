@@ -336,7 +336,8 @@ TEST_P(EngineFormats, PrefixFromHostMemoryEqualsMiss) {
 // The cache in 8 bits: other numbers than in fp32, near them, and the same promises.
 TEST(Engine, Fp8LatentsKeepThePromises) {
   const LoadedModel model = random_model();
-  const std::vector<Request> requests = mixed_requests(model, 12);
+  std::vector<Request> requests = mixed_requests(model, 12);
+  for (Request& r : requests) r.max_tokens += 60;
   const EngineOptions few{.max_sequences = 4,
                           .cache_tokens = 8 * kLatentPage,
                           .prefill_tokens = 64,
