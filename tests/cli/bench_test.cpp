@@ -74,5 +74,23 @@ TEST(Bench, DecodeByBatchAndCachedTokensWithPackedWeights) {
       EXPECT_GT(row.at(key).get<double>(), 0) << key;
 }
 
+TEST(Bench, EngineAnswersAreThoseAlone) {
+  const Outcome o =
+      run({"bench", "engine", "--model", "nano", "--dtype", "f32", "--requests", "4", "--prompt", "70",
+           "--tokens", "5", "--max-sequences", "3", "--deterministic", "--check", "--json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const auto out = o.json();
+  EXPECT_EQ(out["drawn_tokens"], 20);
+  EXPECT_EQ(out["alone"]["same_bits"], 4);
+  EXPECT_LT(out["forward"]["mean"], 1e-4);
+  EXPECT_GT(out["first_token_ms"]["p50"], 0);
+}
+
+TEST(Bench, EngineRefusesAPromiseItCannotKeep) {
+  const Outcome o = run({"bench", "engine", "--model", "nano", "--dtype", "bf16", "--deterministic"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("fp32"), std::string::npos) << o.err;
+}
+
 }  // namespace
 }  // namespace godwit
