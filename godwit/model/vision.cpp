@@ -3,11 +3,14 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/model/vision_position.h"
+#include "godwit/ops/flash_packed.h"
 #include "godwit/ops/ops.h"
+#include "godwit/ops/rotate_qkv.h"
 
 namespace godwit {
 namespace {
@@ -16,8 +19,10 @@ using at::Tensor;
 
 // The release names none: PyTorch's RMSNorm then takes the epsilon of fp32, for bf16 inputs too.
 constexpr double kTowerEps = 0x1p-23;
+// Patches of one size, on average, from which each size has an attention call of its own.
+constexpr int64_t kLargeRun = 8192;
 
-// `count` neighbouring items of one grid, from patch `begin` on: they are computed together.
+// `count` items of one grid, one after another from patch `begin` on: they are computed together.
 struct Run {
   VisionGrid grid;
   int64_t count = 0;
@@ -37,16 +42,65 @@ std::vector<Run> runs_of(const std::vector<VisionGrid>& grids) {
   return runs;
 }
 
+// Items of one grid brought together, in the order in which the grids first appear. A batch has pictures of a
+// few sizes in any order; each size is then one call of attention, and one table of places.
+struct Order {
+  std::vector<VisionGrid> grids;
+  std::vector<int64_t> patches;  // [P] which patch of the input comes next; empty: all stay where they are
+  std::vector<int64_t> vectors;  // [vectors] which vector of this order belongs there in the input's
+};
+
+Order by_grid(const VisionConfig& config, const std::vector<VisionGrid>& grids) {
+  std::vector<VisionGrid> kinds;
+  std::vector<std::vector<size_t>> items;  // of each kind
+  for (size_t i = 0; i < grids.size(); ++i) {
+    const auto kind = std::ranges::find(kinds, grids[i]) - kinds.begin();
+    if (kind == std::ssize(kinds)) kinds.push_back(grids[i]), items.emplace_back();
+    items[kind].push_back(i);
+  }
+  Order order;
+  if (kinds.size() == runs_of(grids).size()) {
+    order.grids = grids;
+    return order;
+  }
+  std::vector<int64_t> patch_begin{0}, vector_begin{0};  // in the input
+  for (const VisionGrid& grid : grids) {
+    patch_begin.push_back(patch_begin.back() + grid.patches());
+    vector_begin.push_back(vector_begin.back() + vision_tokens(config, grid));
+  }
+  order.vectors.resize(vector_begin.back());
+  int64_t at = 0;
+  for (const std::vector<size_t>& kind : items) {
+    for (const size_t i : kind) {
+      order.grids.push_back(grids[i]);
+      for (int64_t p = patch_begin[i]; p < patch_begin[i + 1]; ++p) order.patches.push_back(p);
+      for (int64_t v = vector_begin[i]; v < vector_begin[i + 1]; ++v) order.vectors[v] = at++;
+    }
+  }
+  return order;
+}
+
+Tensor rows_in_order(const Tensor& x, const std::vector<int64_t>& order) {
+  return order.empty() ? x : x.index_select(0, at::tensor(order, at::kLong).to(x.device()));
+}
+
 Tensor joined(std::vector<Tensor> parts) {
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 
 class Tower {
  public:
-  Tower(const VisionConfig& config, const VisionWeights& weights, const VisionInput& input)
-      : v_(config), w_(weights), runs_(runs_of(input.grids)) {
+  Tower(const VisionConfig& config, const VisionWeights& weights, const std::vector<VisionGrid>& grids)
+      : v_(config), w_(weights), runs_(runs_of(grids)) {
     rotation_ = rotation();
-    for (const Run& run : runs_) moving_ |= run.grid.frames > 1;
+    int64_t patches = 0;
+    for (const Run& run : runs_) {
+      moving_ |= run.grid.frames > 1;
+      patches += run.patches();
+    }
+    // One call over sequences of all lengths beats a call a size, unless these are large (docs/vision.md).
+    at_once_ = runs_.size() > 1 && patches < kLargeRun * std::ssize(runs_);
+    if (at_once_) offsets_ = sequence_offsets();
   }
 
   // [P, W] after the last norm.
@@ -91,21 +145,30 @@ class Tower {
     return joined(std::move(parts));
   }
 
-  // [P, 1, 1, d / 2] complex, beside queries and keys.
+  // [P, d / 2, 2] (cos, sin), as rotate_qkv takes them.
   Tensor rotation() const {
     const bool fp64 = w_.patch_proj.scalar_type() == at::kDouble;
+    const auto options = w_.patch_proj.options().dtype(fp64 ? at::kDouble : at::kFloat).requires_grad(false);
     std::vector<Tensor> parts;
-    for (const Run& run : runs_)
-      parts.push_back(rotation_of(v_, run.grid).repeat({run.count * run.grid.frames, 1}));
-    return joined(std::move(parts))
-        .to(w_.patch_proj.device(), fp64 ? at::kComplexDouble : at::kComplexFloat)
-        .unsqueeze(1)
-        .unsqueeze(1);
+    for (const Run& run : runs_) {
+      parts.push_back(rotation_of(v_, run.grid, options).repeat({run.count * run.grid.frames, 1, 1}));
+    }
+    return joined(std::move(parts));
+  }
+
+  // Where the sequences of the first kind of attention begin, [N + 1]: whole items, or frames.
+  Tensor sequence_offsets() const {
+    std::vector<int64_t> at{0};
+    for (const Run& run : runs_) {
+      const int64_t frames = v_.time == VisionTime::kJoint ? 1 : run.grid.frames;
+      for (int64_t i = 0; i < run.count * frames; ++i) at.push_back(at.back() + run.grid.patches() / frames);
+    }
+    return at::tensor(at, at::kLong);
   }
 
   // [patches of the run, H d]. A row of the batch is a whole item, a frame, or (`in_time`) one place in all
   // frames of an item.
-  Tensor attend_run(const Run& run, const Tensor& qk, const Tensor& v, bool in_time) const {
+  Tensor attend_run(const Run& run, const Tensor& q, const Tensor& k, const Tensor& v, bool in_time) const {
     const VisionGrid& grid = run.grid;
     const int64_t H = v_.heads, d = v_.head_dim();
     const int64_t frames = v_.time == VisionTime::kJoint ? 1 : grid.frames;
@@ -116,9 +179,8 @@ class Tower {
           .permute({0, 2, 3, 1, 4})
           .reshape({run.count * grid.in_frame(), H, frames, d});
     };
-    const Tensor o =
-        at::scaled_dot_product_attention(part(qk.select(1, 0)), part(qk.select(1, 1)), part(v), {},
-                                         /*dropout_p=*/0.0, /*is_causal=*/false);
+    const Tensor o = at::scaled_dot_product_attention(part(q), part(k), part(v), {}, /*dropout_p=*/0.0,
+                                                      /*is_causal=*/false);
     if (!in_time) return o.transpose(1, 2).reshape({run.patches(), H * d});
     return o.view({run.count, grid.in_frame(), H, frames, d})
         .permute({0, 3, 1, 2, 4})
@@ -130,16 +192,18 @@ class Tower {
   Tensor attend(const VisionBlockWeights& block, const Tensor& x, bool in_time) const {
     const int64_t P = x.size(0), H = v_.heads, d = v_.head_dim();
     const Tensor qkv = ops::linear(ops::rms_norm(x, block.norm0, kTowerEps), block.wqkv).view({P, 3, H, d});
-    const Tensor pairs = qkv.narrow(1, 0, 2).to(at::toRealValueType(rotation_.scalar_type()));
-    const Tensor turned =
-        at::view_as_real(at::view_as_complex(pairs.reshape({P, 2, H, d / 2, 2})) * rotation_).flatten(3);
-    const Tensor qk = turned.to(x.scalar_type()), v = qkv.select(1, 2);
+    const auto [q, k, v] = ops::rotate_qkv(qkv, rotation_);
+    if (at_once_ && !in_time && ops::takes_flash_packed(q, v)) {
+      const double scale = 1.0 / std::sqrt(static_cast<double>(d));
+      const Tensor o = ops::flash_packed(q, k, v, offsets_, /*causal=*/false, scale);
+      return ops::linear(o.reshape({P, H * d}), block.wo);
+    }
     std::vector<Tensor> out;
     for (const Run& run : runs_) {
       if (in_time && run.grid.frames == 1)
         out.push_back(at::zeros({run.patches(), H * d}, x.options()));
       else
-        out.push_back(attend_run(run, qk, v, in_time));
+        out.push_back(attend_run(run, q, k, v, in_time));
     }
     return ops::linear(joined(std::move(out)), block.wo);
   }
@@ -148,7 +212,9 @@ class Tower {
   const VisionWeights& w_;
   std::vector<Run> runs_;
   Tensor rotation_;
-  bool moving_ = false;  // some item has several frames
+  bool moving_ = false;   // some item has several frames
+  bool at_once_ = false;  // where LibTorch has packed flash attention
+  Tensor offsets_;        // of at_once_
 };
 
 }  // namespace
@@ -178,10 +244,12 @@ Tensor vision_forward(const ModelConfig& config, const VisionWeights& weights, c
   check(input.patches.dim() == 2 && input.patches.size(0) == patches && input.patches.size(1) == width,
         "vision: expected patches [{}, {}], got {}", patches, width, c10::str(input.patches.sizes()));
   if (patches == 0) return at::zeros({0, config.hidden}, weights.post_norm.options());
-  const Tower tower(v, weights, input);
-  const Tensor merged = tower.merge(tower.encode(input.patches));
+  const Order order = by_grid(v, input.grids);
+  const Tower tower(v, weights, order.grids);
+  const Tensor merged = tower.merge(tower.encode(rows_in_order(input.patches, order.patches)));
   const Tensor inner = at::gelu(ops::linear(merged, weights.proj0), "none");
-  return ops::rms_norm(ops::linear(inner, weights.proj2), weights.post_norm, v.projector_eps);
+  const Tensor vectors = ops::rms_norm(ops::linear(inner, weights.proj2), weights.post_norm, v.projector_eps);
+  return rows_in_order(vectors, order.vectors);
 }
 
 }  // namespace godwit

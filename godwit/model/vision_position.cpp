@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace godwit {
 namespace {
@@ -60,16 +61,24 @@ Tensor frame_embedding(const VisionConfig& config, int64_t frames) {
   return at::cat({at::sin(angle), at::cos(angle)}, 1);
 }
 
-Tensor rotation_of(const VisionConfig& config, const VisionGrid& grid) {
-  const int64_t d = config.head_dim();
+namespace {
+
+// (cos, sin) of place * 10000^(-4 i / d) for `count` places, [count, d / 4, 2] fp64 on the CPU.
+Tensor axis_turns(int64_t count, int64_t d) {
   const Tensor rate = at::pow(kTheta, at::arange(0, d, 4, at::kDouble).neg() / static_cast<double>(d));
-  const auto turns = [&](const Tensor& at) {  // [in_frame, d / 4]
-    return at::outer(at.expand({grid.rows, grid.columns}).reshape({-1}), rate);
-  };
-  const Tensor x = turns(at::arange(grid.columns, at::kDouble).unsqueeze(0));
-  const Tensor y = turns(at::arange(grid.rows, at::kDouble).unsqueeze(1));
-  const Tensor angle = at::stack({x, y}, 2).flatten(1);  // x and y by turns
-  return at::polar(at::ones_like(angle), angle);
+  const Tensor angle = at::outer(at::arange(count, at::kDouble), rate);
+  return at::stack({at::cos(angle), at::sin(angle)}, 2);
+}
+
+}  // namespace
+
+Tensor rotation_of(const VisionConfig& config, const VisionGrid& grid, const at::TensorOptions& options) {
+  const int64_t d = config.head_dim();
+  const std::vector<int64_t> shape = {grid.rows, grid.columns, d / 4, 2};
+  // The sines of an axis are few; they are spread over the grid where it is needed.
+  const Tensor x = axis_turns(grid.columns, d).to(options).unsqueeze(0).expand(shape);
+  const Tensor y = axis_turns(grid.rows, d).to(options).unsqueeze(1).expand(shape);
+  return at::stack({x, y}, 3).view({grid.in_frame(), d / 2, 2});  // x and y by turns
 }
 
 }  // namespace godwit

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include "godwit/model/vision.h"
 
@@ -15,8 +16,8 @@ at::Tensor position_at_size(const VisionConfig& config, const at::Tensor& pos_em
 // [frames, W] fp64: sin | cos of frame * 10000^(-2 i / W), on the CPU.
 at::Tensor frame_embedding(const VisionConfig& config, int64_t frames);
 
-// 2-D rotation of one frame's queries and keys, [in_frame, d / 2] complex: pair 2i turns by the column,
-// pair 2i + 1 by the row, times 10000^(-4 i / d). On the CPU, in fp64.
-at::Tensor rotation_of(const VisionConfig& config, const VisionGrid& grid);
+// 2-D rotation of one frame's queries and keys, [in_frame, d / 2, 2] of (cos, sin) with these options: pair
+// 2i turns by the column, pair 2i + 1 by the row, times 10000^(-4 i / d); computed in fp64.
+at::Tensor rotation_of(const VisionConfig& config, const VisionGrid& grid, const at::TensorOptions& options);
 
 }  // namespace godwit

@@ -20,7 +20,10 @@ DeviceBatch to_device(const data::PackedBatch& batch, at::Device device) {
     out.pictures.grids.push_back({.frames = piece.frames, .rows = piece.rows, .columns = piece.columns});
     patches += out.pictures.grids.back().patches();
   }
-  out.pictures.patches = at::tensor(batch.patches).view({patches, -1}).to(device);
+  const at::Tensor here = at::from_blob(const_cast<float*>(batch.patches.data()),
+                                        {static_cast<int64_t>(batch.patches.size())}, at::kFloat);
+  out.pictures.patches =
+      here.view({patches, -1}).to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   out.media = batch.media;
   return out;
 }
@@ -29,13 +32,14 @@ void encode_pictures(const ModelConfig& config, const ModelWeights& weights, Dev
   if (batch.media.empty()) return;
   check(weights.vision.has_value(), "the data have pictures, the model has no vision tower");
   const at::Tensor all = vision_forward(config, *weights.vision, batch.pictures);
-  std::vector<at::Tensor> parts;
+  std::vector<int64_t> used;  // the ends of sequences cut some pictures
   int64_t begin = 0;
   for (size_t i = 0; i < batch.media.size(); ++i) {
-    parts.push_back(all.narrow(0, begin + batch.media[i].first, batch.media[i].count));
+    for (int64_t v = 0; v < batch.media[i].count; ++v) used.push_back(begin + batch.media[i].first + v);
     begin += vision_tokens(*config.vision, batch.pictures.grids[i]);
   }
-  batch.packed.media = at::cat(parts);
+  const bool whole = static_cast<int64_t>(used.size()) == begin;
+  batch.packed.media = whole ? all : all.index_select(0, at::tensor(used, at::kLong).to(all.device()));
 }
 
 HeldOutLoss held_out_loss(const ModelConfig& config, const ModelWeights& weights,

@@ -14,6 +14,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/files.h"
 #include "tests/support/gradients.h"
+#include "tests/support/limits.h"
 
 namespace godwit {
 namespace {
@@ -118,6 +119,32 @@ INSTANTIATE_TEST_SUITE_P(Time, TowerTest, ::testing::Values(VisionTime::kJoint, 
                          [](const auto& info) {
                            return info.param == VisionTime::kJoint ? "joint" : "factorised";
                          });
+
+// On a GPU in bf16 and fp32, vectors and every gradient, beside fp64 on the CPU. All see the same weights.
+TEST_P(TowerTest, OnAGpu) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  const at::AutoGradMode grad_mode(true);
+  const Tensor patches = pictures(*config_.vision, kGrids).patches.to(at::kBFloat16);
+  ModelWeights rounded = convert_weights(config_, weights_, at::kCPU, at::kBFloat16);
+  const auto run_on = [&](at::Device device, at::ScalarType type) {
+    ModelWeights weights = convert_weights(config_, rounded, device, type);
+    set_requires_grad(config_, weights, true);
+    const Tensor vectors = vision_forward(config_, *weights.vision, {.patches = patches, .grids = kGrids});
+    (vectors * at::ones_like(vectors).cumsum(0)).sum().backward();
+    std::vector<Tensor> out{vectors.detach()};
+    for_each_param(config_, weights, [&](const ParamInfo& info, Tensor& value) {
+      if (info.name.starts_with("vision_tower.")) out.push_back(value.grad());
+    });
+    return out;
+  };
+  const std::vector<Tensor> want = run_on(at::kCPU, at::kDouble);
+  for (const auto& [type, limit] :
+       {std::pair(at::kFloat, test::kFp32Grad), std::pair(at::kBFloat16, test::kBf16Grad)}) {
+    const std::vector<Tensor> got = run_on(at::kCUDA, type);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(test::close_norm(got[i], want[i], limit)) << i;
+  }
+}
 
 TEST(Vision, PositionGridAsTorchInterpolates) {
   at::manual_seed(2);

@@ -64,6 +64,7 @@ def cases():
         "linear": (ops.linear, [rand(T, 12), rand(7, 12)], (0, 1)),
         "linear_heads": (ops.linear_heads, [rand(T, H, 12), rand(H, 7, 12)], (0, 1)),
         "sigmoid_gate": (ops.sigmoid_gate, [rand(T, 9), rand(T, 9)], (0, 1)),
+        "rotate_qkv": (ops.rotate_qkv, [rand(T, 3, H, 8), rand(T, 4, 2)], (0,)),
         "glu, SiTU": (ops.glu, [3 * rand(T, 9), 3 * rand(T, 9), 4.0, 25.0], (0, 1)),
         "glu, SwiGLU": (ops.glu, [rand(T, 9), rand(T, 9), 0.0, 0.0], (0, 1)),
         "attn_res_mix": (ops.attn_res_mix, [[rand(T, 12) for _ in range(3)], rand(12), rand(12), 1e-5], (0, 1, 2)),
