@@ -1,8 +1,10 @@
 #include "godwit/data/loader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "godwit/base/check.h"
+#include "godwit/base/parallel.h"
 #include "godwit/base/rng.h"
 #include "godwit/data/token_stream.h"
 
@@ -67,6 +69,7 @@ PackedLoader::PackedLoader(LoaderOptions options) : options_(std::move(options))
   std::vector<double> weights;
   for (size_t e = 0; e < options_.mix.size(); ++e) {
     const MixEntry& entry = options_.mix[e];
+    media_ |= entry.dataset->has_media();
     const Continuation start = entry.continues.value_or(Continuation{options_.stage, 0});
     const uint64_t key = order_key(options_.seed, start.stage, kOrder, entry);
     if (options_.packing == Packing::kConcatenate && entry.min_document_tokens == 0) {
@@ -103,10 +106,26 @@ void PackedLoader::append_sequence(uint64_t n, PackedBatch& batch) const {
   });
 }
 
-PackedBatch PackedLoader::sequence(uint64_t n) const {
+PackedBatch PackedLoader::made(uint64_t n) const {
   PackedBatch batch;
   append_sequence(n, batch);
   return batch;
+}
+
+PackedBatch PackedLoader::sequence(uint64_t n) const {
+  if (media_) {
+    const std::scoped_lock lock(ahead_mutex_);
+    if (std::optional<PackedBatch> ready = ahead_.take(n)) return std::move(*ready);
+  }
+  return made(n);
+}
+
+void PackedLoader::prepare(uint64_t first, uint64_t count) const {
+  if (!media_ || count == 0) return;
+  constexpr int kMostThreads = 16;
+  const std::scoped_lock lock(ahead_mutex_);
+  ahead_.start(first, count, std::clamp(num_threads() / 2, 1, kMostThreads),
+               [this](uint64_t n) { return made(n); });
 }
 
 PackedBatch PackedLoader::batch(int64_t step, int64_t rank, int64_t world) const {

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "godwit/data/ahead.h"
 #include "godwit/data/dataset.h"
 #include "godwit/data/mixture.h"
 #include "godwit/data/packed_batch.h"
@@ -64,6 +66,9 @@ class PackedLoader {
   PackedBatch batch(int64_t step, int64_t rank = 0, int64_t world = 1) const;
   // Sequence n alone; batch b holds the sequences b * batch_sequences and on.
   PackedBatch sequence(uint64_t n) const;
+  // Makes the sequences first .. first + count in the background, for sequence() to take. Decoding pictures
+  // would keep a device waiting; without pictures this does nothing.
+  void prepare(uint64_t first, uint64_t count) const;
 
   // Where a later stage goes on in the data of `entry` after `steps` steps of this one. kConcatenate only.
   Continuation continuation(size_t entry, int64_t steps) const;
@@ -74,6 +79,7 @@ class PackedLoader {
 
  private:
   void append_sequence(uint64_t n, PackedBatch& batch) const;
+  PackedBatch made(uint64_t n) const;
 
   struct Source {
     size_t entry;
@@ -83,6 +89,9 @@ class PackedLoader {
   LoaderOptions options_;
   std::vector<Source> sources_;
   std::optional<Mixture> mixture_;
+  bool media_ = false;  // some data set has pictures
+  mutable std::mutex ahead_mutex_;
+  mutable SequencesAhead ahead_;  // the last member: its threads use the others
 };
 
 }  // namespace godwit::data

@@ -43,10 +43,13 @@ std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, i
   const int64_t count = each + (group.rank() < more ? 1 : 0);
   const int64_t rows = micro_tokens > 0 ? std::max<int64_t>(1, micro_tokens / o.sequence_length) : count;
   std::vector<data::PackedBatch> out;
+  const auto begin = static_cast<uint64_t>(batch * o.batch_sequences + first);
+  loader.prepare(begin, static_cast<uint64_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     if (i % rows == 0) out.emplace_back();
-    append(out.back(), loader.sequence(static_cast<uint64_t>(batch * o.batch_sequences + first + i)));
+    append(out.back(), loader.sequence(begin + static_cast<uint64_t>(i)));
   }
+  loader.prepare(begin + static_cast<uint64_t>(o.batch_sequences), static_cast<uint64_t>(count));
   return out;
 }
 
