@@ -12,6 +12,7 @@
 #include <string>
 
 #include "godwit/base/check.h"
+#include "godwit/cli/bench_vision.h"
 #include "godwit/cli/commands.h"
 
 namespace {
@@ -438,6 +439,30 @@ void add_bench_train(Commands& commands, CLI::App* bench) {
   add_device(train, args->device);
 }
 
+void add_bench_vision(Commands& commands, CLI::App* bench) {
+  const auto [vision, args] = commands.add(
+      bench, "vision", "the vision tower on random pictures, beside PyTorch's operations", run_bench_vision);
+  vision->add_option("--model", args->model, "preset, directory or config.json")->capture_default_str();
+  vision->add_option("--dtype", args->dtype, "of weights and activations")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  vision
+      ->add_option("--grids", args->grids,
+                   "sizes of pictures in patches, ROWSxCOLUMNS or ROWSxCOLUMNSxFRAMES")
+      ->delimiter(',')
+      ->capture_default_str();
+  vision->add_option("--count", args->count, "pictures of each size, by turns")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  vision->add_option("--repeats", args->repeats, "passes that are timed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  vision->add_flag("--agreement", args->agreement,
+                   "compare vectors and gradients with fp64 on the CPU first");
+  add_json(vision, args->json);
+  add_device(vision, args->device);
+}
+
 void add_bench_decode(Commands& commands, CLI::App* bench) {
   const auto [decode, args] = commands.add(
       bench, "decode", "a model's prefill and decode, beside the bytes it must move", run_bench_decode);
@@ -516,6 +541,7 @@ void add_bench_commands(Commands& commands) {
   add_json(kda, args->json);
   add_device(kda, args->device);
   add_bench_train(commands, bench);
+  add_bench_vision(commands, bench);
   add_bench_decode(commands, bench);
   add_bench_engine(commands, bench);
 }
