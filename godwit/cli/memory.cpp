@@ -56,6 +56,25 @@ int64_t micro_tokens(const Recipe& recipe, const StageOptions& stage, int64_t ra
   return std::min(rows, sequences) * stage.context;
 }
 
+// The pictures of a micro-batch: those of so many tokens of the stage's mix.
+void add_pictures(const Recipe& recipe, const StageOptions& stage, const RunData& data, TrainShape& shape) {
+  double weights = 0, patches = 0, vectors = 0;
+  for (size_t i = 0; i < recipe.data.size(); ++i) {
+    const auto named = stage.mix.find(recipe.data[i].name);
+    const double weight = stage.mix.empty()          ? recipe.data[i].weight
+                          : named == stage.mix.end() ? 0.0
+                                                     : named->second;
+    const data::TokenDataset& dataset = *data.train[i];
+    const double share = weight / std::max<double>(1, static_cast<double>(dataset.tokens()));
+    weights += weight;
+    patches += share * static_cast<double>(dataset.media_patches());
+    vectors += share * static_cast<double>(dataset.media_vectors());
+  }
+  const double tokens = static_cast<double>(shape.micro_tokens) / std::max(weights, 1e-300);
+  shape.patches = static_cast<int64_t>(patches * tokens);
+  shape.vectors = static_cast<int64_t>(vectors * tokens);
+}
+
 }  // namespace
 
 TrainShape stage_shape(const Recipe& recipe, const StageOptions& stage, c10::Device device, int64_t ranks) {
@@ -69,10 +88,12 @@ TrainShape stage_shape(const Recipe& recipe, const StageOptions& stage, c10::Dev
   return shape;
 }
 
-RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks) {
+RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks,
+                         const RunData* data) {
   RunForecast most;
   for (const StageOptions& stage : recipe.stages) {
-    const TrainShape shape = stage_shape(recipe, stage, device, ranks);
+    TrainShape shape = stage_shape(recipe, stage, device, ranks);
+    if (data) add_pictures(recipe, stage, *data, shape);
     const TrainMemory memory = forecast_training(config, shape);
     if (!most.stage.empty() && memory.total() <= most.memory.total()) continue;
     most = {.memory = memory, .stage = stage.name, .shape = shape};
@@ -107,6 +128,8 @@ void check_memory(const RunForecast& forecast, const ModelConfig& config, double
   for (int64_t rows = asked.micro_tokens / asked.context; rows >= 1 && way.empty(); rows /= 2) {
     TrainShape shape = asked;
     shape.micro_tokens = rows * asked.context;
+    shape.patches = asked.patches * shape.micro_tokens / asked.micro_tokens;
+    shape.vectors = asked.vectors * shape.micro_tokens / asked.micro_tokens;
     shape.accumulate = asked.accumulate || shape.micro_tokens < asked.micro_tokens;
     const std::string smaller = shape.micro_tokens < asked.micro_tokens
                                     ? fmt::format("train.micro_batch_tokens={}", shape.micro_tokens)

@@ -8,6 +8,7 @@
 #include "godwit/model/config.h"
 #include "godwit/plan/train_memory.h"
 #include "godwit/train/recipe.h"
+#include "godwit/train/setup.h"
 
 namespace godwit::cli {
 
@@ -20,8 +21,9 @@ struct RunForecast {
 // What one micro-batch of a stage looks like; `ranks` share each batch.
 TrainShape stage_shape(const Recipe& recipe, const StageOptions& stage, c10::Device device, int64_t ranks);
 
-// Of the stage that needs most. `ranks` share each batch.
-RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks);
+// Of the stage that needs most. `ranks` share each batch. With `data` their pictures count too.
+RunForecast forecast_run(const Recipe& recipe, const ModelConfig& config, c10::Device device, int64_t ranks,
+                         const RunData* data = nullptr);
 
 // Bytes that this process can still take: of the system and its control group, or of the device.
 double available_memory(c10::Device device);

@@ -75,8 +75,9 @@ void print_summary(const Recipe& recipe, const RunSummary& s) {
 // Refuses a run that cannot fit, before its memory is taken.
 RunForecast forecast(const Recipe& recipe, const TrainArgs& args, at::Device device,
                      const dist::Launch& launch) {
-  const ModelConfig config = resolve_model(recipe, open_data(recipe));
-  const RunForecast run = forecast_run(recipe, config, device, launch.size);
+  const RunData data = open_data(recipe);
+  const ModelConfig config = resolve_model(recipe, data);
+  const RunForecast run = forecast_run(recipe, config, device, launch.size, &data);
   // torchrun says how many processes share this host's memory.
   const char* here = std::getenv("LOCAL_WORLD_SIZE");
   const double sharing = device.is_cpu() && here != nullptr ? std::max(1.0, std::atof(here)) : 1.0;

@@ -26,6 +26,10 @@ TokenDataset::TokenDataset(fs::path directory)
     media_.push_back(open_media(info, shard));
     if (!media_.back()) continue;
     has_media_ = true;
+    for (const MediaRecord& item : media_.back()->all()) {
+      media_patches_ += uint64_t{item.frames} * item.rows * item.columns;
+      media_vectors_ += item.tokens;
+    }
     content += io::hex64(info.media_checksum);
   }
   if (has_media_) processor_ = io::load_image_processor(directory_);

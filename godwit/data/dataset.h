@@ -43,6 +43,9 @@ class TokenDataset {
 
   bool has_media() const { return has_media_; }
   const io::ImageProcessorConfig& processor() const { return processor_; }
+  // Of all pictures together: patches of all frames, and the placeholders of their vectors.
+  uint64_t media_patches() const { return media_patches_; }
+  uint64_t media_vectors() const { return media_vectors_; }
   // The pictures of a document, in order; and one frame of them as it was encoded.
   std::span<const MediaRecord> media(uint64_t document) const;
   io::Bytes media_frame(uint64_t document, uint64_t frame) const;
@@ -63,6 +66,7 @@ class TokenDataset {
   std::vector<std::unique_ptr<const TokenShard>> shards_;
   std::vector<std::unique_ptr<const MediaFile>> media_;  // of each shard; null without pictures
   bool has_media_ = false;
+  uint64_t media_patches_ = 0, media_vectors_ = 0;
   io::ImageProcessorConfig processor_;
   std::vector<uint64_t> first_document_;  // of each shard, and the total
   uint64_t fingerprint_ = 0;

@@ -212,6 +212,32 @@ LayerCost Costs::layer(int64_t i) const {
   return cost;
 }
 
+// The vision tower and its projector: what they keep, and the most their backward needs besides.
+struct VisionCost {
+  double kept = 0, work = 0;
+};
+
+VisionCost vision_cost(const ModelConfig& config, const TrainShape& shape) {
+  if (shape.patches == 0 || !config.vision) return {};
+  const VisionConfig& v = *config.vision;
+  const double m = shape.bf16 ? 2.0 : kFp32, P = d(shape.patches), V = d(shape.vectors), D = d(config.hidden);
+  const double W = d(v.hidden), Q = d(v.qkv_hidden), I = d(v.intermediate), H = d(v.heads);
+  const double pixels = 3 * d(v.patch_size * v.patch_size), merged = d(v.merge()) * W;
+  VisionCost cost;
+  // The patches as they came and by size, in the weights' type; the rotation.
+  cost.kept = P * pixels * (kFp32 + m) + P * d(v.head_dim()) * kFp32;
+  // A block: the stream before each half and its norm, queries, keys, values and output of attention with the
+  // sums' logarithms, the MLP before and behind its GELU. The output is gathered once more where sizes
+  // differ.
+  const double gathered = shape.cuda && shape.bf16 ? 0 : Q;
+  cost.kept += d(v.layers) * P * ((4 * W + 4 * Q + gathered + 2 * I) * m + H * kFp32);
+  cost.kept += P * W * m;                     // before the last norm
+  cost.kept += V * (3 * merged + 2 * D) * m;  // projector: merged, before and behind the GELU; vectors
+  cost.kept += V * D * m;                     // and in the order of the text
+  cost.work = P * std::max(W + 2 * I, 2 * W + 7 * Q) * m;
+  return cost;
+}
+
 }  // namespace
 
 FusedOps fused_ops(bool cuda) {
@@ -253,8 +279,9 @@ TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape
     peak.moment = moment;
   };
 
+  const VisionCost vision = vision_cost(config, shape);
   std::vector<LayerCost> layers;
-  double kept = s;  // the embedded tokens
+  double kept = s + vision.kept;  // the embedded tokens, the pictures
   for (int64_t i = 0; i < config.layers; ++i) {
     layers.push_back(costs.layer(i));
     consider("forward", 0, kept + layers[i].kept(), layers[i].forward_work);
@@ -286,6 +313,8 @@ TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape
     kept -= layer.token_kept;
     if (!shape.accumulate) gradients += w.layers[i].token;
   }
+  if (vision.kept > 0)
+    consider("backward of the pictures", shape.accumulate ? 0 : w.gradients, vision.kept, vision.work);
   consider("optimizer step", w.gradients - earlier, 0, w.muon_work);
 
   if (shape.cuda) return peak;

@@ -2,7 +2,8 @@
 // optimiser step holds (docs/plan.md has the list). Nothing is allocated.
 //
 // Legend: T tokens of a micro-batch, N sequences in it, D model width, E experts, k experts a token, L latent
-// width, I width of an expert, V vocabulary.
+// width, I width of an expert, V vocabulary; P patches, W, Q, I widths of the vision tower, of its queries
+// and inside its blocks.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,8 @@ struct FusedOps {
 struct TrainShape {
   int64_t context = 0;       // tokens a sequence
   int64_t micro_tokens = 0;  // T, a multiple of context
+  int64_t patches = 0;       // of the pictures of a micro-batch; with them the vision tower runs
+  int64_t vectors = 0;       // that they become
   bool accumulate = false;   // more than one micro-batch a step: the gradients of the earlier ones are held
   bool bf16 = false;         // weights, activations and gradients; the optimiser keeps fp32 masters
   bool recompute = false;    // keep the stream between layers only

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "godwit/model/forward.h"
+#include "godwit/model/vision.h"
 #include "godwit/ops/ops.h"
 #include "tests/support/meter.h"
 
@@ -63,6 +64,45 @@ TEST_P(Forecast, IsWithinFivePercentOfWhatAStepHolds) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Forecast,
                          ::testing::Values(std::tuple{256, 2048, false}, std::tuple{2048, 2048, false},
                                            std::tuple{257, 257 * 8, false}, std::tuple{1024, 4096, true}));
+
+// Pictures of three sizes among the text: the tower's activations are kept through all of it.
+TEST(TrainMemory, PicturesCount) {
+  ModelConfig config = small();
+  config.media_id = 1023;
+  config.vision = VisionConfig{.pos_emb_height = 8,
+                               .pos_emb_width = 8,
+                               .layers = 3,
+                               .hidden = 96,
+                               .intermediate = 256,
+                               .heads = 4,
+                               .qkv_hidden = 128};
+  TrainShape shape = shape_of(256, 1024, false);
+  VisionInput pictures;
+  for (int64_t i = 0; i < 24; ++i)
+    pictures.grids.push_back({.frames = 1 + i % 3, .rows = 8, .columns = 4 + 4 * (i % 3)});
+  for (const VisionGrid& grid : pictures.grids) {
+    shape.patches += grid.patches();
+    shape.vectors += grid.in_frame() / 4;
+  }
+  ModelWeights weights = init_weights(config, 1, at::kCPU, at::kFloat);
+  set_requires_grad(config, weights, true);
+  PackedBatch batch{.ids = at::randint(config.media_id, {shape.micro_tokens}, at::kLong),
+                    .cu_seqlens = make_cu_seqlens({256, 256, 256, 256})};
+  batch.ids.narrow(0, 100, shape.vectors).fill_(config.media_id);
+  const at::Tensor targets = at::randint(config.media_id, {shape.micro_tokens}, at::kLong);
+  const at::Tensor weight = at::full({shape.micro_tokens}, 1.0 / static_cast<double>(shape.micro_tokens));
+  const auto meter = std::make_shared<test::Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  pictures.patches = at::randn({shape.patches, 3 * 14 * 14});
+  batch.media = vision_forward(config, *weights.vision, pictures);
+  const at::Tensor hidden = forward_hidden(config, weights, batch);
+  std::get<0>(ops::linear_cross_entropy(hidden, head_weight(config, weights), targets, weight)).backward();
+  const TrainMemory forecast = forecast_training(config, shape);
+  const double expected = forecast.gradients + forecast.activations + forecast.workspace;
+  EXPECT_NEAR(expected / static_cast<double>(meter->peak.load()), 1.0, 0.05)
+      << "forecast " << describe(forecast) << ", measured " << static_cast<double>(meter->peak) / (1 << 20)
+      << " MiB";
+}
 
 TEST(TrainMemory, FixedPartsByHand) {
   const ModelConfig config = small();
