@@ -69,7 +69,7 @@ class Writer {
   void video(const Json& part, const std::string& where) {
     const double fps = part.value("fps", 8.0);
     check(fps > 0, "{}.fps: must be positive, got {}", where, fps);
-    const std::vector<std::string> frames = video_frames(part, where);
+    const std::vector<std::string> frames = video_frames(part, fps, where);
     for (size_t first = 0; first < frames.size(); first += io::kFramesTogether) {
       const size_t count = std::min<size_t>(io::kFramesTogether, frames.size() - first);
       Picture p = measure({frames.begin() + static_cast<int64_t>(first),
@@ -83,7 +83,7 @@ class Writer {
   ChatSample take() { return std::move(out_); }
 
  private:
-  std::vector<std::string> video_frames(const Json& part, const std::string& where) const {
+  std::vector<std::string> video_frames(const Json& part, double fps, const std::string& where) const {
     check(part.contains("video"), "{}.video: missing", where);
     const Json& video = part.at("video");
     if (video.is_array()) {
@@ -95,14 +95,17 @@ class Writer {
       }
       return frames;
     }
-    check(video.is_string(), "{}.video: expected a list of pictures, a directory or an animation, got {}",
-          where, video.type_name());
+    check(video.is_string(),
+          "{}.video: expected a list of pictures, a directory, an animation or a video file, got {}", where,
+          video.type_name());
     const auto source = video.get<std::string>();
     const fs::path path = document_.directory / source;
     std::error_code error;
     if (!document_.members && !source.starts_with("data:") && fs::is_directory(path, error))
       return io::frames_of_directory(path);
-    return io::frames_of_animation(picture_bytes(document_, source, where), where);
+    const std::string bytes = picture_bytes(document_, source, where);
+    if (io::is_video_file(bytes)) return io::frames_of_video_file(bytes, fps, where);
+    return io::frames_of_animation(bytes, where);
   }
 
   const Tokenizer& tokenizer_;

@@ -1,16 +1,64 @@
 #include "godwit/io/video.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 
 #include "godwit/base/check.h"
 #include "godwit/base/file.h"
 #include "godwit/io/animation.h"
+#include "godwit/io/ffmpeg/decode_video.h"
 
 namespace godwit::io {
+namespace {
+
+using DecodeVideo = decltype(&godwit_decode_video);
+
+// The module of this build, from the program's directory; null: there is none.
+DecodeVideo find_decoder() {
+  if (!GODWIT_WITH_FFMPEG) return nullptr;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  for (const fs::path& directory : {program.parent_path(), fs::path(GODWIT_FFMPEG_DIRECTORY)}) {
+    void* module = ::dlopen((directory / "libgodwit_video.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (module) return reinterpret_cast<DecodeVideo>(::dlsym(module, "godwit_decode_video"));
+  }
+  return nullptr;
+}
+
+DecodeVideo decoder() {
+  static const DecodeVideo found = find_decoder();
+  return found;
+}
+
+// Frames go through a C interface, and so do not throw.
+struct Kept {
+  const std::string& where;
+  int64_t most;
+  std::vector<std::string> frames = {};
+  std::exception_ptr fault = {};
+
+  static bool keep(void* user, const uint8_t* rgb, int64_t width, int64_t height) {
+    auto& kept = *static_cast<Kept*>(user);
+    try {
+      check(static_cast<int64_t>(kept.frames.size()) < kept.most, "{}: more than {} frames", kept.where,
+            kept.most);
+      kept.frames.push_back(encode_png({.width = width,
+                                        .height = height,
+                                        .pixels = {rgb, rgb + static_cast<size_t>(width * height * 3)}}));
+      return true;
+    } catch (...) {
+      kept.fault = std::current_exception();
+      return false;
+    }
+  }
+};
+
+}  // namespace
 
 std::string timestamp(double seconds) {
   const auto ms = static_cast<int64_t>(std::llround(seconds * 1000));
@@ -48,6 +96,37 @@ std::vector<std::string> frames_of_animation(std::string_view file, const std::s
     frames.emplace_back(file);
   check(!frames.empty(), "{}: no frames", where);
   return frames;
+}
+
+bool is_video_file(std::string_view file) {
+  const auto at = [&](size_t offset, std::string_view magic) {
+    return file.size() >= offset + magic.size() && file.substr(offset, magic.size()) == magic;
+  };
+  return at(4, "ftyp") || at(0, "\x1A\x45\xDF\xA3") || (at(0, "RIFF") && at(8, "AVI ")) || at(0, "OggS");
+}
+
+bool reads_video_files() {
+  return decoder() != nullptr;
+}
+
+std::vector<std::string> frames_of_video_file(std::string_view file, double fps, const std::string& where,
+                                              int64_t most, const ImageLimits& limits) {
+  check(reads_video_files(), "{}: a video file, and this build has none of ffmpeg's libraries to read it",
+        where);
+  check(fps > 0, "{}: {} frames a second", where, fps);
+  Kept kept{.where = where, .most = most};
+  const GodwitVideoJob job{.file = reinterpret_cast<const uint8_t*>(file.data()),
+                           .bytes = file.size(),
+                           .fps = fps,
+                           .max_pixels = limits.max_pixels,
+                           .max_side = limits.max_side,
+                           .frame = &Kept::keep,
+                           .user = &kept};
+  char message[256] = {};
+  const int failed = decoder()(&job, message, sizeof message);
+  if (kept.fault) std::rethrow_exception(kept.fault);
+  check(failed == 0, "{}: {}", where, message);
+  return std::move(kept.frames);
 }
 
 }  // namespace godwit::io

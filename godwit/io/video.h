@@ -1,4 +1,4 @@
-// Videos as pictures: frames from a directory or an animated WebP or PNG.
+// Videos as pictures: frames from a directory, an animated WebP or PNG, or a video file.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +23,17 @@ std::vector<std::string> frames_of_directory(const fs::path& directory);
 // Errors begin with `where`; more than `most` frames is one.
 std::vector<std::string> frames_of_animation(std::string_view file, const std::string& where,
                                              int64_t most = 4096, const ImageLimits& limits = {});
+
+// MP4 or MOV, Matroska or WebM, AVI, Ogg, by the first bytes.
+bool is_video_file(std::string_view file);
+
+// Whether this build has ffmpeg's libraries.
+bool reads_video_files();
+
+// The pictures on display at each time k / fps of a video file, from its first one on, as PNGs. An Error that
+// begins with `where` for what cannot be decoded, for more than `most` of them, and where the build has no
+// libraries for it.
+std::vector<std::string> frames_of_video_file(std::string_view file, double fps, const std::string& where,
+                                              int64_t most = 4096, const ImageLimits& limits = {});
 
 }  // namespace godwit::io
