@@ -332,9 +332,11 @@ std::string other_charts(const std::vector<Run>& runs) {
   static const std::set<std::string> kShown = {"step",          "context",      "tokens",
                                                "loss",          "tokens_per_s", "grad_norm",
                                                "held_out_loss", "eval_context", "bits_per_byte"};
-  static const std::map<std::string, std::string> kTitles = {{"lr", "Learning rate of Muon"},
-                                                             {"max_logit", "Largest attention logit"},
-                                                             {"clipped_heads", "Heads clipped by QK-Clip"}};
+  static const std::map<std::string, std::string> kTitles = {
+      {"lr", "Learning rate of Muon"},
+      {"max_logit", "Largest attention logit"},
+      {"clipped_heads", "Heads clipped by QK-Clip"},
+      {"vision_grad_norm", "Gradient norm of the vision tower"}};
   std::set<std::string> above = kShown;
   if (runs.front().learns_by_reward())
     for (const Number& n : kRewardNumbers) above.insert(n.key);
