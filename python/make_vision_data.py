@@ -2,19 +2,20 @@
 
     pip install pillow numpy scikit-learn
     python python/make_vision_data.py runs/vision-data --tasks digits --count 12000          # scikit-learn's handwritten digits
-    python python/make_vision_data.py runs/vision-data --tasks digits read count locate chart order --count 20000
+    python python/make_vision_data.py runs/vision-data --count 20000 --more read=200000 --jobs 8                          # all of them
 
 Writes OUT/train.jsonl, OUT/test.jsonl (`--test` lines a task) and OUT/text.txt (the words, for a tokenizer). A line is
 {"task", "content": [{"type": "image", "image": "data:image/png;base64,..."}, {"type": "text", "text": "digit:"}], "answer": "7"}.
 
-    digits   scikit-learn's 1,797 scanned digits, 8 x 8; every fifth writer's sheet is held out. In training turned, shifted and scaled a little.
-    read     1 to 12 characters in several fonts; the test's sizes and one font are not in the training
+    digits   scikit-learn's 1,797 scanned digits, 8 x 8; every fifth writer's sheet is held out. In training turned, leaned, shifted and scaled a little.
+    read     1 to 12 characters in several fonts, of sizes that are not in the training
+    font     (only asked) the same in a font that is not in the training either
     count    1 to 9 shapes of one kind and colour
     locate   which of nine places a shape is in, among others of other kinds or colours
     chart    the largest of 3 to 6 bars
     order    a video of 8 to 32 frames: in which order three shapes appear
 
-The same arguments give the same lines.
+The same arguments give the same lines, whatever the number of processes.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import base64
 import io
 import json
 import math
+import multiprocessing
 import pathlib
 import random
 
@@ -31,7 +33,8 @@ from PIL import Image, ImageDraw, ImageFont
 COLOURS = {"red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 119, 180), "orange": (255, 127, 14), "purple": (148, 103, 189), "black": (20, 20, 20)}
 SHAPES = ["circle", "square", "triangle", "cross"]
 PLACES = ["top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right"]
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+# Base58: without 0, O, I and l, which some fonts draw alike.
+LETTERS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 TRAIN_SIZES, TEST_SIZES = (14, 16, 18, 20, 22), (15, 17, 19, 21)
 
 
@@ -53,27 +56,36 @@ def sample(task, parts, question, answer):
 
 
 class Digits:
-    def __init__(self, _):
-        from sklearn.datasets import load_digits
-        data = load_digits()
-        ink = (data.images * (255 / 16)).astype(np.uint8)
+    def __init__(self, options):
+        if options.digits:
+            data = np.load(options.digits)
+            images, target = data["images"], data["target"]
+        else:
+            from sklearn.datasets import load_digits
+            images, target = load_digits().images, load_digits().target
+        ink = (images * (255 / 16)).astype(np.uint8)
         # The set comes sheet by sheet of one writer, about 130 digits each. Whole sheets are held out: other hands, not other digits of the same hand.
         sheet = np.arange(len(ink)) // 130
         held = np.isin(sheet % 5, [4])
-        self.parts = {"train": (ink[~held], data.target[~held]), "test": (ink[held], data.target[held])}
+        self.parts = {"train": (ink[~held], target[~held]), "test": (ink[held], target[held])}
 
     def make(self, split, index, rng):
         ink, target = self.parts[split]
         i = index % len(ink)
-        image = Image.fromarray(ink[i]).resize((20, 20), Image.Resampling.BICUBIC)
+        changed = split == "train" and index >= len(ink)
+        cells = ink[i]
+        if changed:
+            cells = np.clip(cells * rng.uniform(0.8, 1.2) + np.random.default_rng(rng.getrandbits(32)).normal(0, 10, cells.shape) * (cells > 0), 0, 255).astype(np.uint8)
+        image = Image.fromarray(cells).resize((20, 20), Image.Resampling.BICUBIC)
         canvas = Image.new("L", (28, 28))
         canvas.paste(image, (4, 4))
-        if split == "train" and index >= len(ink):
-            turn, grow, lean = rng.uniform(-12, 12), rng.uniform(0.88, 1.12), rng.uniform(-0.15, 0.15)
-            dx, dy = rng.uniform(-2, 2), rng.uniform(-2, 2)
-            c, s = math.cos(math.radians(turn)) / grow, math.sin(math.radians(turn)) / grow
+        if changed:
+            turn = math.radians(rng.uniform(-14, 14))
+            wide, high, lean = rng.uniform(0.85, 1.18), rng.uniform(0.85, 1.18), rng.uniform(-0.2, 0.2)
+            dx, dy = rng.uniform(-2.5, 2.5), rng.uniform(-2.5, 2.5)
+            c, s = math.cos(turn), math.sin(turn)
             # Output to input, about the centre.
-            a, b, d, e = c, s + lean, -s, c
+            a, b, d, e = c / wide, s / wide + lean, -s / high, c / high
             canvas = canvas.transform((28, 28), Image.Transform.AFFINE, (a, b, 14 - a * (14 + dx) - b * (14 + dy), d, e, 14 - d * (14 + dx) - e * (14 + dy)),
                                       Image.Resampling.BICUBIC)
         return sample("digits", [picture(canvas)], "digit:", str(int(target[i])))
@@ -86,8 +98,10 @@ class Digits:
 
 
 class Read:
-    def __init__(self, fonts):
-        self.fonts = {"train": fonts[:-1] or fonts, "test": fonts}
+    task = "read"
+
+    def __init__(self, options):
+        self.fonts = options.font_files[:-1] or options.font_files
         self.cache = {}
 
     def font(self, path, size):
@@ -97,17 +111,28 @@ class Read:
 
     def make(self, split, index, rng):
         text = "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 12)))
-        font = self.font(rng.choice(self.fonts[split]), rng.choice(TRAIN_SIZES if split == "train" else TEST_SIZES))
+        font = self.font(rng.choice(self.fonts), rng.choice(TRAIN_SIZES if split == "train" else TEST_SIZES))
         left, top, right, bottom = font.getbbox(text)
         width = math.ceil((right - left + 6) / 28) * 28
         image = Image.new("L", (width, 28), 255)
         x = 2 + rng.random() * max(0, width - (right - left) - 4)
         y = 1 + rng.random() * max(0, 26 - (bottom - top))
         ImageDraw.Draw(image).text((x - left, y - top), text, fill=rng.randint(0, 60), font=font)
-        return sample("read", [picture(image)], "text:", text)
+        return sample(self.task, [picture(image)], "text:", text)
 
     def count(self, _, wanted):
         return wanted
+
+
+class Font(Read):
+    task = "font"
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.fonts = options.font_files[-1:]
+
+    def count(self, split, wanted):
+        return wanted if split == "test" else 0
 
 
 # Shapes ----------------------------------------------------------------------------------------------------------------------
@@ -198,33 +223,80 @@ class Order(Shapes):
         return sample("order", [{"type": "video", "video": video, "fps": 8}], "order:", " ".join(names))
 
 
-TASKS = {"digits": Digits, "read": Read, "count": Count, "locate": Locate, "chart": Chart, "order": Order}
+TASKS = {"digits": Digits, "read": Read, "font": Font, "count": Count, "locate": Locate, "chart": Chart, "order": Order}
 
 
-def main():
+CHUNK = 500  # lines a worker makes at once
+
+
+class Maker:
+    """Lines begin .. end of a task, in a process of its own."""
+
+    def __init__(self, options):
+        self.options = options
+        self.makers = {}
+
+    def __call__(self, job):
+        task, split, begin, end = job
+        if task not in self.makers:
+            self.makers[task] = TASKS[task](self.options)
+        lines = []
+        for i in range(begin, end):
+            rng = random.Random(f"{self.options.seed} {task} {split} {i}")
+            lines.append(json.dumps(self.makers[task].make(split, i, rng)) + "\n")
+        return "".join(lines)
+
+
+def start_worker(options):
+    global make_lines
+    make_lines = Maker(options)
+
+
+def work(job):
+    return make_lines(job)
+
+
+def number_of_lines(text):
+    task, _, number = text.partition("=")
+    if task not in TASKS or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"expected TASK=LINES, got {text}")
+    return task, int(number)
+
+
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--count", type=int, default=12000, help="training lines a task")
+    parser.add_argument("--more", nargs="+", type=number_of_lines, default=[], metavar="TASK=LINES", help="training lines of one task")
     parser.add_argument("--test", type=int, default=400, help="held-out lines a task")
     parser.add_argument("--fonts", default="/usr/share/fonts/truetype/dejavu/DejaVu*.ttf", help="pattern of the files; the last is held out")
+    parser.add_argument("--digits", help="the digits as .npz (images, target), where there is no scikit-learn")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    pattern = pathlib.Path(args.fonts)
-    fonts = sorted(str(p) for p in pattern.parent.glob(pattern.name) if "Math" not in p.name)
-    if "read" in args.tasks and not fonts:
-        parser.error(f"no fonts at {args.fonts} (Debian: fonts-dejavu)")
-    args.out.mkdir(parents=True, exist_ok=True)
-    makers = {task: TASKS[task](fonts) for task in args.tasks}
-    for split, wanted in (("train", args.count), ("test", args.test)):
-        with open(args.out / f"{split}.jsonl", "w") as file:
-            for task, maker in makers.items():
-                for i in range(maker.count(split, wanted)):
-                    rng = random.Random(f"{args.seed} {task} {split} {i}")
-                    file.write(json.dumps(maker.make(split, i, rng)) + "\n")
+    options = parser.parse_args()
+    pattern = pathlib.Path(options.fonts)
+    options.font_files = sorted(str(p) for p in pattern.parent.glob(pattern.name) if "Math" not in p.name)
+    if {"read", "font"} & set(options.tasks) and not options.font_files:
+        parser.error(f"no fonts at {options.fonts} (Debian: fonts-dejavu)")
+    return options
+
+
+def main():
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    counts = dict.fromkeys(options.tasks, options.count) | {t: n for t, n in options.more if t in options.tasks}
+    with multiprocessing.Pool(options.jobs, start_worker, (options,)) as pool:
+        for split in ("train", "test"):
+            jobs = []
+            for task in options.tasks:
+                lines = TASKS[task](options).count(split, counts[task] if split == "train" else options.test)
+                jobs += [(task, split, begin, min(begin + CHUNK, lines)) for begin in range(0, lines, CHUNK)]
+            with open(options.out / f"{split}.jsonl", "w") as file:
+                file.writelines(pool.imap(work, jobs))
     words = ["image 28x28 56x56 84x84 112x112 video digit: text: count: largest: order: 00:00:00.000", *PLACES,
              *(f"{c} {s}:" for c in COLOURS for s in SHAPES)]
-    (args.out / "text.txt").write_text("\n".join(words * 20) + "\n")
+    (options.out / "text.txt").write_text("\n".join(words * 20) + "\n")
 
 
 if __name__ == "__main__":
