@@ -11,17 +11,30 @@
 namespace godwit::ops {
 namespace {
 
+// Passes over whole matrices cost as much as the products of the smaller side, so there is none but the
+// products: the norm is the trace of the first Gram matrix, the division by it and the term a X go into the
+// polynomial, which then is (a I + b A + c A^2) / |M|.
 void by_bmm(Tensor& batch, int64_t steps, at::ScalarType compute) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   const bool tall = batch.size(1) > batch.size(2);
-  const auto wide = batch.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor norm = at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true, wide).add_(1e-7);
-  Tensor x = at::empty(batch.sizes(), batch.options().dtype(compute));
-  at::div_out(x, batch, norm);
+  const auto wide = compute == at::kDouble ? at::kDouble : at::kFloat;
+  Tensor x = batch.to(compute);
+  if (steps == 0) {
+    batch.div_(at::linalg_vector_norm(batch, 2, {1, 2}, /*keepdim=*/true, wide).add_(1e-7));
+    return;
+  }
   for (int64_t i = 0; i < steps; ++i) {
-    const Tensor gram = tall ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());  // A, of the smaller side
-    const Tensor poly = at::baddbmm(gram, gram, gram, kB, kC);           // b A + c A^2
-    x = tall ? at::baddbmm(x, x, poly, kA, 1) : at::baddbmm(x, poly, x, kA, 1);
+    Tensor gram = tall ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());  // A, of the smaller side
+    Tensor inverse;
+    if (i == 0) {
+      const Tensor norm = gram.diagonal(0, 1, 2).to(wide).sum(1).sqrt_().add_(1e-7);
+      inverse = norm.reciprocal_().view({-1, 1, 1});
+      gram = gram.mul_(inverse.square().to(compute));
+    }
+    Tensor poly = at::baddbmm(gram, gram, gram, kB, kC);  // b A + c A^2
+    poly.diagonal(0, 1, 2).add_(kA);
+    if (i == 0) poly.mul_(inverse.to(compute));
+    x = tall ? at::bmm(x, poly) : at::bmm(poly, x);
   }
   batch.copy_(x);
 }

@@ -63,10 +63,9 @@ Weights measure_weights(const ModelConfig& config, const TrainShape& shape) {
     if (!shape.cuda && small <= 128 && rows * cols <= kMuonInCache) return;
     // Equal matrices of all layers share a call of up to kMuonBatch elements.
     const double alike = p.count / (rows * cols) * d(config.layers);
-    const double count = std::min(alike, std::max(1.0, kMuonBatch / (rows * cols)));
-    const double iterates = 2 * (rows * cols + small * small);  // bf16 on a GPU (ops/newton_schulz)
-    w.muon_work =
-        std::max(w.muon_work, count * (rows * cols * kFp32 + iterates * (shape.cuda ? 2.0 : kFp32)));
+    const double count = std::min(alike, std::max(1.0, (shape.cuda ? 4 : 1) * kMuonBatch / (rows * cols)));
+    const double elements = rows * cols + 2 * (rows * cols + small * small);
+    w.muon_work = std::max(w.muon_work, count * elements * (shape.cuda ? 2.0 : kFp32));  // bf16 on a GPU
   });
   return w;
 }

@@ -15,6 +15,8 @@
 namespace godwit {
 namespace {
 
+constexpr int64_t kGpuBatches = 4;  // a GPU wants more blocks at once: several waves of tiles
+
 bool uses_muon(ParamRole role) {
   return role == ParamRole::kMatrix || role == ParamRole::kExperts;
 }
@@ -84,8 +86,9 @@ void Optimizer::plan_batches(int64_t batch_elements) {
     const at::Tensor& momentum = slots_[i].momentum;
     const bool in_cache = momentum.is_cpu() && momentum.scalar_type() == at::kFloat &&
                           muon_fits_cache(rule.rows, rule.cols);  // no workspace, so no bound
+    const int64_t bound = momentum.is_cuda() ? kGpuBatches * batch_elements : batch_elements;
     const int64_t most = in_cache ? std::numeric_limits<int64_t>::max()
-                                  : std::max<int64_t>(1, batch_elements / (rule.rows * rule.cols));
+                                  : std::max<int64_t>(1, bound / (rule.rows * rule.cols));
     const auto key = std::make_tuple(rule.rows, rule.cols, momentum.scalar_type(), momentum.device().str());
     for (int64_t first = 0; first < rule.blocks;) {
       const auto found = open.find(key);

@@ -50,7 +50,8 @@ struct OptimizerStep {
 
 class Optimizer {
  public:
-  // batch_elements bounds one Newton-Schulz call: its workspace is about four times as large.
+  // batch_elements bounds one Newton-Schulz call on the CPU, four times as many one on a GPU; its workspace
+  // is about four times as large.
   Optimizer(const OptimizerOptions& options, std::vector<OptimizerParam> params,
             int64_t batch_elements = int64_t{1} << 24);
 

@@ -1,7 +1,6 @@
 // Muon's elementwise kernels against fp64 on the host. Needs a GPU of compute capability 9.0:
-//   muon_gpu_test      exit status 0 if every value is within half a step of its type (twice for the
-//   momentum's
-//                      sum) of the formula in fp64, and the rest of the memory is as it was
+//   muon_gpu_test      exit status 0 if every value is that of the formula in fp64, to the rounding of its
+//   type
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -37,7 +36,7 @@ void expect(const char* what, size_t n, double error, double limit) {
 
 void run(size_t n, bool bf16_grad, bool nesterov, bool with_copy) {
   constexpr float kScale = 0.37f, kMu = 0.95f, kKeep = 0.999f, kRate = 0.03f;
-  constexpr double kFloatStep = 0x1p-23, kHalfStep = 0x1p-8;
+  constexpr double kFloatStep = 0x1p-23, kHalfStep = 0x1p-8;  // half the distance of neighbours, at most
   const Bits half = halves(n);
   const Floats full = floats(n), before = floats(n), weight_before = floats(n);
   const Doubles g = bf16_grad ? wide(half) : wide_floats(full);
@@ -73,11 +72,11 @@ void run(size_t n, bool bf16_grad, bool nesterov, bool with_copy) {
   const Floats w = weight.take();
   expect("momentum", n, worst(m_want, wide_floats(momentum.take()), kFloatStep),
          4);  // near 0: 1e-3 of a step
-  expect("update", n, worst(u_want, wide(u), kHalfStep), 0.51);
+  expect("update", n, worst(u_want, wide(u), kHalfStep), 1.01);
   expect("weight", n, worst(w_want, wide_floats(w), kFloatStep),
          1000 * 1.5);  // where terms of 1 cancel to 1e-3
   if (with_copy) {
-    expect("copy", n, worst(wide_floats(w), wide(c), kHalfStep), 0.51);
+    expect("copy", n, worst(wide_floats(w), wide(c), kHalfStep), 1.0);
   } else {
     bool same = true;
     for (const uint16_t bits : c) same &= bits == 0x7fff;
