@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
@@ -174,6 +175,16 @@ json compare_forward(const LoadedModel& model, const std::vector<Request>& reque
           {"most", quantile(off, 1)}};
 }
 
+// Of log-probabilities, on average. A router of random weights turns roundings of 16 bits into other experts,
+// layer after layer, until nothing is left to compare.
+double largest_difference(const LoadedModel& model, const BenchEngineArgs& args) {
+  const bool experts = std::any_of(model.weights.layers.begin(), model.weights.layers.end(),
+                                   [](const LayerWeights& layer) { return layer.moe.has_value(); });
+  const bool fp32 = model.weights.embed.scalar_type() == at::kFloat;
+  if (experts && (!fp32 || args.fp8_latents)) return std::numeric_limits<double>::infinity();
+  return args.fp8_latents ? 0.1 : fp32 ? 1e-3 : 0.03;
+}
+
 void print_result(const json& out) {
   const auto number = [](const json& value) { return value.get<double>(); };
   print_out("{} requests, {} at once: {:.2f} s, {:.0f} tokens/s drawn, {:.0f} with the prompts, {} steps\n",
@@ -223,9 +234,7 @@ int run_bench_engine(const BenchEngineArgs& args) {
     const bool fp32 = model.weights.embed.scalar_type() == at::kFloat;
     const bool exact = args.deterministic || (model.device.is_cpu() && fp32);
     right = (!exact || out["alone"]["same_bits"] == out["alone"]["answers"]) &&
-            out["forward"]["mean"].get<double>() < (args.fp8_latents ? 0.2
-                                                    : fp32           ? 1e-4
-                                                                     : 0.05);
+            out["forward"]["mean"].get<double>() < largest_difference(model, args);
   }
   if (args.json)
     print_json(out);

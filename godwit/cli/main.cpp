@@ -348,6 +348,9 @@ void add_run_commands(Commands& commands) {
   serve->add_option("--max-waiting", serve_args->max_waiting, "requests in the queue, then 429")
       ->check(kPositive)
       ->capture_default_str();
+  serve->add_option("--max-wait", serve_args->max_wait, "seconds in the queue, then 503 (0: any time)")
+      ->check(kNotNegative)
+      ->capture_default_str();
   add_drafts(serve, serve_args->draft_tokens);
   add_latents(serve, serve_args->fp8_latents);
   serve

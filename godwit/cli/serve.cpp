@@ -33,6 +33,7 @@ int run_serve(const ServeArgs& args) {
                         .draft_tokens = args.draft_tokens,
                         .fp8_latents = args.fp8_latents,
                         .deterministic = args.deterministic,
+                        .max_wait_s = args.max_wait,
                         .memory_bytes = memory_budget(model.device)};
   if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;
   auto service = std::make_unique<serve::Service>(model, options,

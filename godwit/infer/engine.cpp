@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -66,6 +68,7 @@ struct Engine::Sequence {
   int64_t slot = -1;
   std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
   std::optional<SwappedState> swapped;
+  std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
   at::Tensor forbidden;
   std::unique_ptr<TokenConstraint> constraint;
   TokenHistory history;
@@ -189,6 +192,20 @@ void Engine::take_inbox() {
   end(waiting_);
   end(running_);
   drop_finished();
+}
+
+// Requests that nobody will answer in time make way. Those that ran already come first in the queue and stay.
+void Engine::end_long_waits() {
+  if (options_.max_wait_s <= 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  for (auto& s : waiting_) {
+    const double waited = std::chrono::duration<double>(now - s->submitted).count();
+    if (s->drawn() > 0 || s->swapped || waited <= options_.max_wait_s) continue;
+    finish(*s,
+           {.reason = FinishReason::kNoRoom,
+            .error = fmt::format("no place in the cache came free in {:.0f} s; try again later", waited)});
+  }
+  std::erase_if(waiting_, [](const auto& s) { return s->finished; });
 }
 
 // The longest cached state that the prompt begins with. One from host memory joins the store again.
@@ -354,6 +371,19 @@ void Engine::add_drafts(Piece& piece) {
   stats_.drafted_tokens += static_cast<int64_t>(piece.drafts.size());
 }
 
+// A copy in pinned memory, valid until the next.
+at::Tensor Engine::on_host(const at::Tensor& logits) {
+  if (logits.device().is_cpu()) return logits.to(at::kFloat);
+  const int64_t rows = logits.size(0);
+  if (!host_logits_.defined() || host_logits_.size(0) < rows) {
+    host_logits_ = at::empty({std::max(rows, options_.max_sequences), logits.size(1)},
+                             at::TensorOptions(at::kFloat).pinned_memory(true));
+  }
+  const at::Tensor out = host_logits_.narrow(0, 0, rows);
+  out.copy_(logits.to(at::kFloat));
+  return out;
+}
+
 // Where all pieces are one token of sequences that draw: their logits on the host, by a recorded step.
 at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
   if (!graphs_) return {};
@@ -365,7 +395,7 @@ at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
     slots.push_back(s.slot);
   }
   const at::Tensor logits = graphs_->step(ids, slots);
-  return logits.defined() ? logits.to(at::kCPU) : logits;
+  return logits.defined() ? on_host(logits) : logits;
 }
 
 void Engine::feed(const std::vector<Piece>& pieces) {
@@ -408,7 +438,7 @@ void Engine::feed(const std::vector<Piece>& pieces) {
       const bool all = logit_rows.size() == ids.size();
       const at::Tensor rows =
           all ? hidden : hidden.index_select(0, at::tensor(logit_rows, at::kLong).to(model_.device));
-      logits = ops::linear(rows, head_weight(model_.config, model_.weights)).to(at::kCPU, at::kFloat);
+      logits = on_host(ops::linear(rows, head_weight(model_.config, model_.weights)));
     }
   } catch (const std::exception& e) {  // memory, most likely: these sequences' states are half advanced
     for (const Piece& piece : pieces)
@@ -542,6 +572,7 @@ void Engine::drop_finished() {
 
 bool Engine::step() {
   take_inbox();
+  end_long_waits();
   admit();
   std::vector<Piece> pieces = plan_step();
   const bool any = !pieces.empty();

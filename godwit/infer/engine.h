@@ -86,6 +86,7 @@ struct EngineOptions {
   // Refused where it cannot be kept. On a GPU every step has as many rows as max_sequences, and each prompt
   // is read alone, in pieces that end at multiples of kDeterministicPiece.
   bool deterministic = false;
+  double max_wait_s = 0;  // a request that waits longer for its place ends with kNoRoom; 0: none does
   // What the engine may take of the device's memory; 0: whatever it asks for (see memory.h).
   int64_t memory_bytes = 0;
 };
@@ -138,6 +139,7 @@ class Engine {
   struct Drawing;
 
   void take_inbox();
+  void end_long_waits();
   void admit();
   bool place_sequence(Sequence& sequence);
   bool restore_prefix(int64_t slot, std::span<const int64_t> prompt);
@@ -149,6 +151,7 @@ class Engine {
   void feed(const std::vector<Piece>& pieces);
   void add_drafts(Piece& piece);
   at::Tensor graph_step(const std::vector<Piece>& pieces);
+  at::Tensor on_host(const at::Tensor& logits);
   void draw(std::vector<Drawing>& drawings, const at::Tensor& logits);
   void draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits);
   void take_back(const Drawing& drawing);
@@ -164,6 +167,7 @@ class Engine {
   ModelState state_;
   PrefixCache prefix_;
   std::unique_ptr<DecodeGraphs> graphs_;  // where the device has them
+  at::Tensor host_logits_;                // pinned, with a GPU
   std::vector<int64_t> free_slots_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission

@@ -21,32 +21,56 @@ struct Candidate {
   double weight;  // exp((logit - largest) / temperature)
 };
 
-// The tokens that may be drawn, most likely first, after top-k, top-p and min-p.
-std::vector<Candidate> candidates(const float* logits, const bool* forbidden, int64_t size,
-                                  const SamplingParams& params) {
+bool likelier(const Candidate& a, const Candidate& b) {
+  return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
+}
+
+// The tokens that may be drawn and pass min-p, by id. `exps`: exp(logits - peak) of all of them;
+// the peak is NaN where the logits have changed since.
+std::vector<Candidate> candidates(const float* logits, const bool* forbidden, const std::vector<double>& exps,
+                                  double peak, const SamplingParams& params) {
+  const auto size = static_cast<int64_t>(exps.size());
   double largest = -std::numeric_limits<double>::infinity();
   for (int64_t i = 0; i < size; ++i) {
     if (!forbidden || !forbidden[i]) largest = std::max(largest, static_cast<double>(logits[i]));
   }
+  const bool ready = peak == largest && params.temperature == 1.0;
   std::vector<Candidate> all;
+  all.reserve(size);
   for (int64_t i = 0; i < size; ++i) {
     if (forbidden && forbidden[i]) continue;
-    const double weight = std::exp((logits[i] - largest) / params.temperature);
+    const double weight = ready ? exps[i] : std::exp((logits[i] - largest) / params.temperature);
     if (weight > 0 && weight >= params.min_p) all.push_back({i, weight});
   }
-  std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
-  });
-  if (params.top_k > 0 && static_cast<int64_t>(all.size()) > params.top_k) all.resize(params.top_k);
-  if (params.top_p < 1.0) {
-    const double total = std::accumulate(all.begin(), all.end(), 0.0,
-                                         [](double sum, const Candidate& c) { return sum + c.weight; });
-    double sum = 0.0;
-    size_t keep = 0;
-    while (keep < all.size() && (keep == 0 || sum < params.top_p * total)) sum += all[keep++].weight;
-    all.resize(keep);
-  }
   return all;
+}
+
+// The `count` likeliest in front, in order, of which the first `sorted` are there already.
+void sort_front(std::vector<Candidate>& all, size_t sorted, size_t count) {
+  const auto begin = all.begin() + static_cast<int64_t>(sorted),
+             end = all.begin() + static_cast<int64_t>(count);
+  if (count < all.size()) std::nth_element(begin, end, all.end(), likelier);
+  std::sort(begin, end, likelier);
+}
+
+// Cuts to top-k, then to top-p. Only as many are sorted as remain.
+void cut(std::vector<Candidate>& all, const SamplingParams& params) {
+  if (params.top_k > 0 && static_cast<int64_t>(all.size()) > params.top_k) {
+    sort_front(all, 0, params.top_k);
+    all.resize(params.top_k);
+  }
+  if (params.top_p >= 1.0) return;
+  double total = 0.0, sum = 0.0;
+  for (const Candidate& c : all) total += c.weight;
+  size_t keep = 0;
+  for (size_t sorted = 0, next = 64; keep < all.size(); next *= 8) {
+    next = std::min(next, all.size());
+    sort_front(all, sorted, next);
+    sorted = next;
+    while (keep < sorted && (keep == 0 || sum < params.top_p * total)) sum += all[keep++].weight;
+    if (keep < sorted || sum >= params.top_p * total) break;
+  }
+  all.resize(keep);
 }
 
 // `row` with bias and penalties; undefined when there are none.
@@ -120,7 +144,10 @@ Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t p
     if ((!banned || !banned[i]) && (best < 0 || p[i] > p[best])) best = i;
   }
   check(best >= 0 && std::isfinite(largest), "sample: no token can be drawn at position {}", position);
-  const double normaliser = log_normaliser(raw, size, largest);
+  std::vector<double> exps(size);
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; ++i) sum += exps[i] = std::exp(raw[i] - largest);
+  const double normaliser = largest + std::log(sum);
   const auto result = [&](int64_t id) {
     return Sampled{.id = id,
                    .logprob = raw[id] - normaliser,
@@ -129,7 +156,9 @@ Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t p
   };
   if (params.temperature <= 0.0) return result(best);
 
-  const std::vector<Candidate> drawn_from = candidates(p, banned, size, params);
+  const double peak = changed.defined() ? std::numeric_limits<double>::quiet_NaN() : largest;
+  std::vector<Candidate> drawn_from = candidates(p, banned, exps, peak, params);
+  cut(drawn_from, params);
   double total = 0.0;
   for (const Candidate& c : drawn_from) total += c.weight;
   double left = random_uniform(params.seed, kSamplerStream, static_cast<uint64_t>(position)) * total;

@@ -16,6 +16,7 @@ namespace {
 using at::Tensor;
 
 struct Projected {
+  Tensor q;       // [T, H, C + P], where nothing is rotated
   Tensor q_nope;  // [T, H, C]
   Tensor q_pe;    // [T, H, P]
   Tensor latent;  // [T, R + P]: normalised latent | k_pe
@@ -40,10 +41,11 @@ Projected project(const ModelConfig& config, const MlaWeights& w, const Tensor& 
   const Tensor q = m.q_lora_rank > 0
                        ? ops::linear(ops::rms_norm(ops::linear(x, w.q_a), w.q_a_norm, kMlaNormEps), w.q_b)
                        : ops::linear(x, w.q_proj);
-  const auto q_parts = q.view({T, m.heads, m.qk_dim()}).split_with_sizes({m.nope_dim, m.rope_dim}, -1);
+  const Tensor heads = q.view({T, m.heads, m.qk_dim()});
+  const auto q_parts = heads.split_with_sizes({m.nope_dim, m.rope_dim}, -1);
   const auto kv_parts = ops::linear(x, w.kv_a).split_with_sizes({m.kv_lora_rank, m.rope_dim}, -1);
   const Tensor normed = ops::rms_norm(kv_parts[0].contiguous(), w.kv_a_norm, kMlaNormEps);
-  Projected out{.q_nope = q_parts[0], .q_pe = q_parts[1], .latent = {}};
+  Projected out{.q = m.rotary ? Tensor() : heads, .q_nope = q_parts[0], .q_pe = q_parts[1], .latent = {}};
   Tensor k_pe = kv_parts[1];
   if (m.rotary) {
     out.q_pe = rotate(out.q_pe, context.position, m.rope_theta);
@@ -152,7 +154,8 @@ Expanded expanded_form(const MlaConfig& m, const MlaWeights& w, const Projected&
     std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, sequence, p.latent.scalar_type());
   }
   std::tie(out.k, out.v) = expand(m, w, rows);
-  out.q = at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
+  out.q =
+      p.q.defined() ? p.q.slice(0, first) : at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
   return out;
 }
 

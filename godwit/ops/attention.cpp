@@ -1,8 +1,8 @@
 // attention: on the CPU in fp32 with widths that are multiples of 16 our own kernels (docs/attention.md),
 // whose rows depend on nothing but what they see. On a GPU in 16 bits one launch of PyTorch's flash kernel
-// for all sequences, but where whole long sequences make cuDNN faster. Elsewhere one
-// scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of queries where a mask
-// is needed, so that no [T, T] matrix is ever held:
+// for all sequences, but where whole long sequences make cuDNN faster, and long contexts (attention_past.h).
+// Elsewhere one scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of queries
+// where a mask is needed, so that no [T, T] matrix is ever held:
 //   whole sequence, no window      is_causal, no mask; a batch of them where all are equally long
 //   one query                      no mask: it sees every key in its window
 //   queries after cached keys      blocks of kBlock queries, mask [kBlock, keys up to the block's end]
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/attention_past.h"
 #include "godwit/ops/autograd_util.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/traced.h"
@@ -270,6 +271,8 @@ Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, co
                        v.size(2) > 0 && q.size(2) % 16 == 0 && v.size(2) % 16 == 0;
   if (!kernels) {
     if (is_observed(q)) return PlainAttention::apply(q, k, v, cu_q, cu_k, scale, window);
+    if (cu_q.numel() == 2 && window == 0 && !needs_grad(q, k, v) && takes_attention_over_past(q, k, v))
+      return attention_over_past(q, k, v, scale);
     if (takes_flash(q, k, v, cu_q, window)) return by_flash(q, k, v, cu_q, cu_k, scale, window);
     return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
   }

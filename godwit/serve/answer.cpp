@@ -222,7 +222,9 @@ void Answer::fail(const Finish& finish) {
     reply_->write("data: " + body + "\n\n");
     reply_->end();
   } else {
-    reply_->send({.status = status_of(finish), .body = body});
+    HttpResponse response{.status = status_of(finish), .body = body};
+    if (response.status == 503) response.headers = {{"retry-after", "1"}};
+    reply_->send(std::move(response));
   }
 }
 

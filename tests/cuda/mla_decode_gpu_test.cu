@@ -2,6 +2,7 @@
 //   nvcc -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a -I. tests/cuda/mla_decode_gpu_test.cu
 //   godwit/kernels/cuda/mla_decode.cu -o mla_decode_gpu_test
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -38,6 +39,7 @@ struct Case {
   int H, D, R;
   int64_t window;
   std::vector<int64_t> lengths;
+  bool fp8 = false;
 };
 
 // Largest error over the largest entry.
@@ -61,8 +63,15 @@ double run(const Case& c) {
     }
   }
   for (auto& x : q) x = bf(normal(random) * 0.5f);
+  std::vector<uint8_t> bytes;
+  if (c.fp8) {  // rows become what e4m3 holds of them
+    for (auto& x : rows) {
+      bytes.push_back(__nv_cvt_float_to_fp8(__bfloat162float(x), __NV_SATFINITE, __NV_E4M3));
+      x = bf(__half2float(__half(__nv_cvt_fp8_to_halfraw(bytes.back(), __NV_E4M3))));
+    }
+  }
   MlaDecodeParams p{.q = on_device(q),
-                    .pages = on_device(rows),
+                    .pages = c.fp8 ? static_cast<const void*>(on_device(bytes)) : on_device(rows),
                     .table = on_device(table),
                     .lengths = on_device(c.lengths),
                     .table_stride = most,
@@ -70,6 +79,7 @@ double run(const Case& c) {
                     .H = c.H,
                     .D = c.D,
                     .rank = c.R,
+                    .fp8 = c.fp8,
                     .window = c.window,
                     .scale = 0.07f};
   std::vector<__nv_bfloat16> o(N * c.H * c.R);
@@ -109,15 +119,15 @@ double run(const Case& c) {
   return worst / largest;
 }
 
-void time_one(int N, int H, int D, int R, int64_t length) {
+void time_one(int N, int H, int D, int R, int64_t length, bool fp8 = false) {
   const int64_t most = (length + 63) / 64;
-  MlaDecodeParams p{.table_stride = most, .N = N, .H = H, .D = D, .rank = R, .scale = 0.07f};
+  MlaDecodeParams p{.table_stride = most, .N = N, .H = H, .D = D, .rank = R, .fp8 = fp8, .scale = 0.07f};
   std::vector<int32_t> table(N * most);
   for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
   p.table = on_device(table);
   p.lengths = on_device(std::vector<int64_t>(N, length));
   void *q = nullptr, *pages = nullptr;
-  const size_t bytes = size_t(N) * most * 64 * D * 2;
+  const size_t bytes = size_t(N) * most * 64 * D * (fp8 ? 1 : 2);
   check(cudaMalloc(&q, size_t(N) * H * D * 2), "q"), check(cudaMalloc(&pages, bytes), "pages");
   check(cudaMalloc(&p.o, size_t(N) * H * R * 2), "o");
   cudaMemset(q, 0, size_t(N) * H * D * 2), cudaMemset(pages, 0, bytes);
@@ -135,8 +145,8 @@ void time_one(int N, int H, int D, int R, int64_t length) {
     cudaEventElapsedTime(&ms, a, b);
     best = std::min(best, ms);
   }
-  std::printf("time N %d H %d D %d length %lld: %.4f ms, %.2f TB/s\n", N, H, D, static_cast<long long>(length), best,
-              bytes / best * 1e-9);
+  std::printf("time N %d H %d D %d length %lld%s: %.4f ms, %.2f TB/s\n", N, H, D, static_cast<long long>(length),
+              fp8 ? " fp8" : "", best, bytes / best * 1e-9);
   cudaFree(q), cudaFree(pages), cudaFree(p.o), cudaFree(p.workspace);
 }
 
@@ -146,15 +156,17 @@ int main() {
   const std::vector<int64_t> lengths = {1, 15, 16, 17, 63, 64, 65, 257, 0, 3000};
   bool good = true;
   for (const Case& c : {Case{6, 320, 256, 0, lengths}, Case{6, 320, 256, 100, lengths}, Case{16, 576, 512, 0, lengths},
-                        Case{40, 576, 512, 0, lengths}, Case{2, 128, 64, 0, {40000}}}) {
+                        Case{40, 576, 512, 0, lengths}, Case{2, 128, 64, 0, {40000}},
+                        Case{6, 320, 256, 0, lengths, true}, Case{16, 576, 512, 100, lengths, true}}) {
     const double error = run(c);
     const bool ok = error < 1e-2;  // weights and results are rounded to bf16: 2^-8 each
     good = good && ok;
-    std::printf("%s H %d D %d R %d window %lld: %.2e\n", ok ? "ok" : "WRONG", c.H, c.D, c.R,
-                static_cast<long long>(c.window), error);
+    std::printf("%s H %d D %d R %d window %lld%s: %.2e\n", ok ? "ok" : "WRONG", c.H, c.D, c.R,
+                static_cast<long long>(c.window), c.fp8 ? " fp8" : "", error);
   }
   for (const int64_t length : {int64_t{1024}, int64_t{32768}, int64_t{262144}, int64_t{1048576}})
     time_one(1, 6, 320, 256, length);
+  for (const int64_t length : {int64_t{32768}, int64_t{1048576}}) time_one(1, 6, 320, 256, length, true);
   time_one(32, 6, 320, 256, 8192);
   time_one(1, 96, 576, 512, 262144);
   return good ? 0 : 1;

@@ -48,6 +48,34 @@ TEST(Sampler, CutsTopKTopPMinPAndForbidden) {
   EXPECT_EQ(sample(logits, {.temperature = 0}, 0, forbidden).id, 1);
 }
 
+// More tokens than are sorted at first: the same set as by sorting all of them, and each as often as it
+// should.
+TEST(Sampler, NucleusOfAFlatDistribution) {
+  constexpr int64_t kTokens = 3000;
+  constexpr int kDraws = 2000;
+  at::manual_seed(3);
+  const at::Tensor logits = at::randn({kTokens});
+  const auto [sorted, order] =
+      logits.to(at::kDouble).softmax(0).sort(/*stable=*/true, 0, /*descending=*/true);
+  for (const auto& [top_k, top_p] :
+       {std::pair<int64_t, double>{0, 0.9}, {0, 0.5}, {700, 0.999}, {1000, 1.0}}) {
+    const at::Tensor kept = top_k > 0 ? sorted.slice(0, 0, top_k) : sorted;
+    const at::Tensor before = kept.cumsum(0) - kept;
+    const int64_t size = top_p < 1 ? (before < top_p * kept.sum()).sum().item<int64_t>() : kept.size(0);
+    std::vector<bool> allowed(kTokens);
+    for (int64_t i = 0; i < size; ++i) allowed[order[i].item<int64_t>()] = true;
+    int likeliest = 0;
+    for (int64_t position = 0; position < kDraws; ++position) {
+      const int64_t id =
+          sample(logits, {.top_p = top_p, .top_k = top_k, .seed = 1}, position, {}, nullptr).id;
+      ASSERT_TRUE(allowed[id]) << id;
+      likeliest += id == order[0].item<int64_t>() ? 1 : 0;
+    }
+    const double p = (sorted[0] / kept.slice(0, 0, size).sum()).item<double>();
+    EXPECT_NEAR(likeliest, kDraws * p, 5 * std::sqrt(kDraws * p)) << top_k << " " << top_p;
+  }
+}
+
 TEST(Sampler, GreedyTakesTheFirstOfEqualTokensAndReportsTheModelsLogprob) {
   const Sampled s = sample(logits_of({0.2, 0.4, 0.4}), {.temperature = 0}, 0);
   EXPECT_EQ(s.id, 1);

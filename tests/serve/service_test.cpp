@@ -239,6 +239,22 @@ TEST(Service, QueueIsBounded) {
   EXPECT_NE(answer.head.find("retry-after"), std::string::npos);
 }
 
+// The cache holds one sequence: the other request waits, then hears that it should come again.
+TEST(Service, WhoWaitsTooLongIsToldSo) {
+  Server server(random_model(), {.model_name = "tiny"},
+                {.max_sequences = 1, .max_context = 4096, .max_wait_s = 0.3});
+  Client first(server.port());
+  const std::string body = completion(4000, 1, true);
+  first.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: " + std::to_string(body.size()) +
+             "\r\n\r\n" + body);
+  for (int i = 0; i < 500 && server.stats().running == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const auto answer = request(server.port(), "POST", "/v1/completions", completion(5, 2));
+  EXPECT_EQ(answer.status, 503) << answer.body;
+  EXPECT_NE(answer.body.find("try again later"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.head.find("retry-after"), std::string::npos) << answer.head;
+}
+
 TEST(Metrics, TokensOfTheLastSeconds) {
   RecentRate rate;
   const RecentRate::Clock::time_point start{std::chrono::hours(5)};

@@ -112,17 +112,31 @@ __device__ __forceinline__ void widen16(uint4 (&to)[2], uint4 from) {
   to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
 }
 
-// As load_page, of rows of bytes, which pass through registers.
-__device__ __forceinline__ void load_page_fp8(const MlaDecodeParams& p, const Layout& at, char* smem, int stage, int n,
-                                              int64_t page, int64_t length) {
+// A page of bytes on its way to shared memory: asked for while the page before is worked on, widened after.
+constexpr int kBytesAThread = kRows * 576 / 16 / kThreads;
+struct BytePage {
+  uint4 raw[kBytesAThread];
+};
+__device__ __forceinline__ void fetch_bytes(BytePage& to, const MlaDecodeParams& p, int n, int64_t page, int64_t length) {
   const int vectors = p.D / 16;
   const auto* from = static_cast<const uint8_t*>(p.pages) + int64_t(p.table[n * p.table_stride + page]) * kRows * p.D;
+#pragma unroll
+  for (int j = 0; j < kBytesAThread; ++j) {
+    const int i = threadIdx.x + j * kThreads, r = i / vectors, c = i % vectors;
+    const bool seen = r < kRows && page * kRows + r < length;  // whatever else lies there, NaN too, has weight 0
+    to.raw[j] = seen ? *reinterpret_cast<const uint4*>(from + r * p.D + c * 16) : make_uint4(0, 0, 0, 0);
+  }
+}
+__device__ __forceinline__ void place_bytes(const BytePage& from, const MlaDecodeParams& p, const Layout& at, char* smem,
+                                            int stage) {
+  const int vectors = p.D / 16;
   char* to = smem + at.stage + stage * kRows * at.row;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < kRows * vectors; i += kThreads) {
-    const int r = i / vectors, c = i % vectors;
-    uint4 wide[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    if (page * kRows + r < length) widen16(wide, *reinterpret_cast<const uint4*>(from + r * p.D + c * 16));
+#pragma unroll
+  for (int j = 0; j < kBytesAThread; ++j) {
+    const int i = threadIdx.x + j * kThreads, r = i / vectors, c = i % vectors;
+    if (r >= kRows) continue;
+    uint4 wide[2];
+    widen16(wide, from.raw[j]);
     auto* row = reinterpret_cast<uint4*>(to + r * at.row + c * 32);
     row[0] = wide[0], row[1] = wide[1];
   }
@@ -159,13 +173,15 @@ __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int 
   auto* scores = reinterpret_cast<float*>(smem + at.scores);
   auto* weights = reinterpret_cast<__nv_bfloat16*>(smem + at.weights);
   auto* correction = reinterpret_cast<float*>(smem + at.correction);
-  const auto load = [&](int stage, int64_t page) {
-    if constexpr (kFp8)
-      load_page_fp8(p, at, smem, stage, n, page, length);
-    else
-      load_page(p, at, smem, stage, n, page, length);
-  };
-  if (begin < end) load(0, begin);
+  BytePage bytes;
+  if (begin < end) {
+    if constexpr (kFp8) {
+      fetch_bytes(bytes, p, n, begin, length);
+      place_bytes(bytes, p, at, smem, 0);
+    } else {
+      load_page(p, at, smem, 0, n, begin, length);
+    }
+  }
   commit();
   for (int i = threadIdx.x; i < kHeads * p.D / 8; i += kThreads) {
     const int h = i / (p.D / 8), c = i % (p.D / 8), head = first_head + h;
@@ -180,7 +196,12 @@ __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int 
   const int tiles = p.rank / 32;  // of 8 columns, a warp
   for (int64_t page = begin; page < end; ++page) {
     const int stage = static_cast<int>((page - begin) % kStages);
-    if (page + 1 < end) load(1 - stage, page + 1);
+    if (page + 1 < end) {
+      if constexpr (kFp8)
+        fetch_bytes(bytes, p, n, page + 1, length);
+      else
+        load_page(p, at, smem, 1 - stage, n, page + 1, length);
+    }
     commit();
     wait_for<1>();
     __syncthreads();
@@ -236,6 +257,9 @@ __global__ void __launch_bounds__(kThreads) share_kernel(MlaDecodeParams p, int 
         load_rows_as_b(b, rows + (k + lane % 16) * stride + (warp * tiles + tile) * 8);
         mma(o[tile], a, b);
       }
+    }
+    if constexpr (kFp8) {  // the other stage, which all have left before the barriers above
+      if (page + 1 < end) place_bytes(bytes, p, at, smem, 1 - stage);
     }
     __syncthreads();  // the stage and the weights may be written again
   }
