@@ -42,7 +42,7 @@ struct LayerCall {
   Tensor cu_seqlens;
   Tensor position;
   LayerState* state;
-  std::shared_ptr<const StatePlaces> places;  // with a state
+  std::shared_ptr<const StatePlaces> places;  // with a state, but not for a segment that carries its own
   ForwardOptions options;
 };
 
@@ -83,8 +83,9 @@ Tensor token_mixer(const LayerCall& call, const Tensor& x, bool first_run) {
   const bool watch = first_run && call.options.on_max_logit;
   const MlaContext context{.cu_seqlens = call.cu_seqlens,
                            .position = call.position,
-                           .pages = call.state ? &call.state->pages : nullptr,
+                           .pages = call.places ? &call.state->pages : nullptr,
                            .places = call.places.get(),
+                           .rows = call.state && !call.places ? &call.state->pages : nullptr,
                            .max_logit = watch ? &max_logit : nullptr,
                            .qk_limit = call.options.qk_limit};
   const Tensor out = mla_layer(call.config, *call.weights.mla, x, context);
@@ -218,6 +219,15 @@ Tensor embed(const ModelConfig& config, const ModelWeights& weights, const Packe
   return embedded.index_copy(0, places, batch.media.to(embedded.scalar_type()));
 }
 
+Stream first_stream(const ModelConfig& config, const Tensor& embedded) {
+  Stream stream;
+  if (config.attn_res == AttnResKind::kFull)
+    stream.blocks = {embedded};
+  else
+    stream.partial = embedded;
+  return stream;
+}
+
 // What each step row sees: the rows of its sequence up to its own.
 void place_steps(const PackedBatch& batch, StatePlaces& out) {
   const int64_t N = out.step_sequences;
@@ -302,7 +312,7 @@ Tensor positions(const PackedBatch& batch, const StatePlaces* places) {
 // What one forward call works on.
 struct ForwardRun {
   const PackedBatch& batch;
-  ModelState* state;
+  std::vector<LayerState>* state;  // by layer
   const ForwardOptions& options;
   std::shared_ptr<const StatePlaces> places;  // with a state
   Tensor position;
@@ -319,7 +329,7 @@ Tensor run_layers(const ModelConfig& config, const ModelWeights& weights, const 
                                               .layer = layer,
                                               .cu_seqlens = run.batch.cu_seqlens,
                                               .position = run.position,
-                                              .state = run.state ? &run.state->layers()[layer] : nullptr,
+                                              .state = run.state ? &(*run.state)[layer] : nullptr,
                                               .places = run.places,
                                               .options = run.options});
     const std::vector<Tensor> sources = stream.sources();
@@ -339,12 +349,8 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   check_inputs(config, batch, state);
   const auto places = state ? std::make_shared<StatePlaces>(place(batch, *state)) : nullptr;
   const Tensor position = config.mla.rotary ? positions(batch, places.get()) : Tensor();
-  Stream stream;
   const Tensor embedded = embed(config, weights, batch);
-  if (config.attn_res == AttnResKind::kFull)
-    stream.blocks = {embedded};
-  else
-    stream.partial = embedded;
+  Stream stream = first_stream(config, embedded);
   if (places) {
     places->fused = places->steps == batch.ids.size(0) && places->steps > 0 &&
                     ops::takes_layer_step(embedded) && !state->fp8_latents() && !options.on_router &&
@@ -352,7 +358,8 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   }
   Tensor out;
   const auto run = [&] {
-    out = run_layers(config, weights, {batch, state, options, places, position}, std::move(stream));
+    out = run_layers(config, weights, {batch, state ? &state->layers() : nullptr, options, places, position},
+                     std::move(stream));
   };
   if (places && places->fused)
     with_awake_threads(run);
@@ -365,6 +372,19 @@ Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, co
   }
   return out;
 }
+
+Tensor forward_segment(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                       int64_t begin, std::vector<LayerState>& carried, const ForwardOptions& options) {
+  check_inputs(config, batch, /*state=*/nullptr);
+  check(batch.cu_seqlens.numel() == 2 && static_cast<int64_t>(carried.size()) == config.layers,
+        "forward: a segment is of one sequence, with what each of {} layers carries", config.layers);
+  check(!options.recompute, "forward: a segment is not computed again in its backward");
+  const Tensor position =
+      config.mla.rotary ? at::arange(begin, begin + batch.ids.size(0), batch.ids.options()) : Tensor();
+  return run_layers(config, weights, {batch, &carried, options, nullptr, position},
+                    first_stream(config, embed(config, weights, batch)));
+}
+
 Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weights, const DeviceStep& step,
                            ModelState& state) {
   check(!config.mla.rotary, "forward: recorded steps know no rotation of positions");
@@ -377,13 +397,8 @@ Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weight
   places->step_lengths = step.lengths;
   places->rows = step.rows;
   const PackedBatch batch{.ids = step.ids, .cu_seqlens = at::arange(B + 1, at::kLong)};
-  Stream stream;
-  const Tensor embedded = at::embedding(weights.embed, step.ids);
-  if (config.attn_res == AttnResKind::kFull)
-    stream.blocks = {embedded};
-  else
-    stream.partial = embedded;
-  return run_layers(config, weights, {batch, &state, {}, places, Tensor()}, std::move(stream));
+  return run_layers(config, weights, {batch, &state.layers(), {}, places, Tensor()},
+                    first_stream(config, at::embedding(weights.embed, step.ids)));
 }
 
 void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,

@@ -62,6 +62,14 @@ struct ForwardOptions {
 at::Tensor forward_hidden(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
                           ModelState* state = nullptr, const ForwardOptions& options = {});
 
+// The next tokens of one sequence, with gradients through what it carries: `carried` has an entry a layer,
+// `kda` with one row (KDA layers) or `pages` as the rows [begin, R + P] of all its tokens before (MLA
+// layers). Each is replaced: `kda` by the state after the batch, `pages` by the rows [T, R + P] of its tokens
+// alone. Throws Error for a batch of several sequences, and with options.recompute.
+at::Tensor forward_segment(const ModelConfig& config, const ModelWeights& weights, const PackedBatch& batch,
+                           int64_t begin, std::vector<LayerState>& carried,
+                           const ForwardOptions& options = {});
+
 // One token of each of B rows, whose places lie on the model's device: the work is the same whatever they
 // are, so it can be recorded (ops/step_graph.h). For bf16 on a GPU.
 struct DeviceStep {

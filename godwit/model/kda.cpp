@@ -1,6 +1,8 @@
 // Kimi Delta Attention layer. Legend: T tokens, N sequences, H heads, K head width, D model width.
 #include <ATen/ATen.h>
 
+#include <tuple>
+
 #include "godwit/model/layers.h"
 #include "godwit/ops/layer_step.h"
 #include "godwit/ops/ops.h"
@@ -10,10 +12,16 @@ namespace {
 
 using at::Tensor;
 
-// The convolution, with the sequences' slots of `state` read and written where there is one.
+// The convolution, with the sequences' slots of `state` read and written where there is one; without places
+// the state is the sequences' own and is replaced.
 Tensor convolve(const Tensor& x, const Tensor& weight, Tensor* state, const StatePlaces* places,
                 const Tensor& cu_seqlens) {
   if (!state) return std::get<0>(ops::short_conv(x, weight, std::nullopt, cu_seqlens));
+  if (!places) {
+    Tensor y;
+    std::tie(y, *state) = ops::short_conv(x, weight, *state, cu_seqlens);
+    return y;
+  }
   const auto [y, last] = ops::short_conv(x, weight, state->index_select(0, places->slots_on), cu_seqlens);
   state->index_copy_(0, places->slots_on, last);
   return y;
@@ -104,14 +112,14 @@ void kda_replay(const ModelConfig& config, const KdaWeights& w, KdaState& state,
 Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x, const Tensor& cu_seqlens,
                  KdaState* state, const StatePlaces* places) {
   const int64_t T = x.size(0), H = config.kda.heads, K = config.kda.head_dim;
-  if (state && places->fused) {
+  if (places && places->fused) {
     return ops::kda_layer_step(layer_step(config, w, *state, places->step_slots), x,
                                places->record ? &state->step_inputs : nullptr);
   }
   const auto gate_of = [&] {
     return config.kda.full_rank_gate ? ops::linear(x, w.g_proj) : ops::linear(ops::linear(x, w.g_a), w.g_b);
   };
-  if (state && places->on_device) {
+  if (places && places->on_device) {
     return ops::linear(ops::kda_decode({.q = ops::linear(x, w.q_proj),
                                         .k = ops::linear(x, w.k_proj),
                                         .v = ops::linear(x, w.v_proj),
@@ -154,6 +162,8 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
   Tensor o;
   if (!state) {
     o = std::get<0>(chunked(in, std::nullopt, cu_seqlens));
+  } else if (!places) {
+    std::tie(o, state->recurrent) = chunked(in, state->recurrent, cu_seqlens);
   } else {
     std::vector<Tensor> parts;
     const int64_t steps = places->steps;

@@ -24,7 +24,8 @@ struct StatePlaces {
 };
 
 // Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given, together
-// with `places`.
+// with `places`; without places its tensors have a row a sequence and are replaced by new ones, with
+// gradient.
 at::Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const at::Tensor& x,
                      const at::Tensor& cu_seqlens, KdaState* state, const StatePlaces* places);
 
@@ -38,6 +39,9 @@ struct MlaContext {
   const at::Tensor& position;           // [T] int64 on the device, used by rotation alone
   at::Tensor* pages = nullptr;          // of this layer, or null
   const StatePlaces* places = nullptr;  // goes with `pages`
+  // Without pages: the rows [S, R + P] of the one sequence's tokens before these, replaced by the rows [T, R
+  // + P] of these, with gradient.
+  at::Tensor* rows = nullptr;
   // Where given, receives max logits [H] (see ForwardOptions).
   at::Tensor* max_logit = nullptr;
   double qk_limit = 0.0;

@@ -153,6 +153,11 @@ Expanded expanded_form(const MlaConfig& m, const MlaWeights& w, const Projected&
   if (context.places) {
     std::tie(rows, out.cu_k) = gather_rows(*context.pages, *context.places, sequence, p.latent.scalar_type());
   }
+  if (context.rows) {
+    rows = at::cat({*context.rows, p.latent});
+    out.cu_k = make_cu_seqlens({rows.size(0)});
+    *context.rows = p.latent;
+  }
   std::tie(out.k, out.v) = expand(m, w, rows);
   out.q =
       p.q.defined() ? p.q.slice(0, first) : at::cat({p.q_nope.slice(0, first), p.q_pe.slice(0, first)}, -1);
