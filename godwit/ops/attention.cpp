@@ -5,7 +5,9 @@
 // where a mask is needed, so that no [T, T] matrix is ever held:
 //   whole sequence, no window      is_causal, no mask; a batch of them where all are equally long
 //   one query                      no mask: it sees every key in its window
-//   queries after cached keys      blocks of kBlock queries, mask [kBlock, keys up to the block's end]
+//   queries after cached keys      on a GPU one call whose causal corner is at the bottom right; else blocks
+//   of
+//                                  kBlock queries, mask [kBlock, keys up to the block's end]
 //   window                         blocks of queries over the band of keys they can see: linear in T
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -96,6 +98,17 @@ Tensor query_block(const Sequence& s, int64_t from, int64_t to) {
   return at::scaled_dot_product_attention(q, k, v, visible, /*dropout_p=*/0.0, /*is_causal=*/false, s.scale);
 }
 
+// Queries after cached keys on a GPU: the mask's corner is at the bottom right, and no mask is ever held.
+Tensor after_keys(const Sequence& s) {
+  constexpr int64_t kCausalFromBottomRight = 2;
+  const auto tokens_first = [](const Tensor& x) { return x.transpose(1, 2).contiguous(); };
+  const auto out = at::_efficient_attention_forward(
+      tokens_first(s.q), tokens_first(s.k), tokens_first(s.v), /*bias=*/{}, /*cu_seqlens_q=*/{},
+      /*cu_seqlens_k=*/{}, /*max_seqlen_q=*/std::nullopt, /*max_seqlen_k=*/std::nullopt, /*dropout_p=*/0.0,
+      kCausalFromBottomRight, /*compute_log_sumexp=*/needs_grad(s.q, s.k, s.v), s.scale);
+  return std::get<0>(out).transpose(1, 2);
+}
+
 // [1, H, Tq, Dv]
 Tensor one_sequence(const Sequence& s) {
   const bool windowed = s.window > 0 && s.window < s.keys();
@@ -103,6 +116,7 @@ Tensor one_sequence(const Sequence& s) {
     return at::scaled_dot_product_attention(s.q, s.k, s.v, {}, /*dropout_p=*/0.0, /*is_causal=*/true,
                                             s.scale);
   }
+  if (!windowed && s.q.is_cuda() && s.q.size(3) % 8 == 0 && s.v.size(3) % 8 == 0) return after_keys(s);
   const int64_t block = windowed ? std::max(kBlock, std::min<int64_t>(s.window, 4 * kBlock)) : kBlock;
   std::vector<Tensor> out;
   for (int64_t from = 0; from < s.queries(); from += block) {
