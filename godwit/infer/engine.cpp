@@ -485,7 +485,10 @@ void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& 
           forbidden = forbidden.clone();
           s.constraint->forbid(forbidden);
         }
-        out.sampled = sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
+        if (s.request->forced)
+          out.sampled = forced_token(row, s.sampling, forbidden, s.request->forced(s.choice, s.drawn()));
+        else
+          out.sampled = sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
         out.token = {.id = static_cast<int32_t>(out.sampled.id),
                      .logprob = out.sampled.logprob,
                      .policy_logprob = out.sampled.policy_logprob};

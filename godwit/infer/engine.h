@@ -62,6 +62,8 @@ struct Request {
   int64_t choices =
       1;  // continuations of the one prompt; choice c draws with the seed of choice_seed(seed, c)
   std::function<std::unique_ptr<TokenConstraint>()> constraint = {};
+  // Teacher forcing: the token that choice `choice` takes as its n-th, whatever is likely.
+  std::function<int32_t(int64_t choice, int64_t n)> forced = {};
   // Each token as it is drawn; returning false ends that choice (kCancelled).
   std::function<bool(int64_t choice, const DrawnToken& token)> on_token = {};
   std::function<void(int64_t choice, const Finish& finish)> on_finish = {};

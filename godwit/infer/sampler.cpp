@@ -124,6 +124,19 @@ double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, dou
   return (p[id] - largest) / temperature - std::log(sum);
 }
 
+Sampled forced_token(const at::Tensor& logits, const SamplingParams& params, const at::Tensor& forbidden,
+                     int64_t id) {
+  const at::Tensor row = logits.contiguous();
+  const float* p = row.data_ptr<float>();
+  check(id >= 0 && id < row.numel() && !(forbidden.defined() && forbidden.data_ptr<bool>()[id]),
+        "a forced token {} may not be drawn", id);
+  const double largest = *std::max_element(p, p + row.numel());
+  return {
+      .id = id,
+      .logprob = p[id] - log_normaliser(p, row.numel(), largest),
+      .policy_logprob = params.policy_logprob ? policy_logprob(row, forbidden, params.temperature, id) : 0.0};
+}
+
 Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t position,
                const at::Tensor& forbidden, const TokenHistory* history) {
   check(logits.dim() == 1 && logits.scalar_type() == at::kFloat && logits.device().is_cpu(),

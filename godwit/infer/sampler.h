@@ -17,6 +17,10 @@ namespace godwit {
 // trainer.
 double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, double temperature, int64_t id);
 
+// As if `id` had been drawn: its log-probabilities. Throws Error where it may not be drawn.
+Sampled forced_token(const at::Tensor& logits, const SamplingParams& params, const at::Tensor& forbidden,
+                     int64_t id);
+
 // logits [V] fp32 on the CPU; `forbidden` [V] bool or undefined: tokens that are never drawn; `history` for
 // the penalties, or null. The draw is a pure function of (seed, position). Throws Error if a logit is NaN,
 // naming the position, or if everything is forbidden.

@@ -1,5 +1,6 @@
 #include "godwit/io/base64.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -45,6 +46,19 @@ std::string decode_base64(std::string_view text, const std::string& where) {
   // One digit alone holds no byte; what padding there is fills up the last four.
   check(digits % 4 != 1 && padding <= 2 && (padding == 0 || (digits + padding) % 4 == 0),
         "{}: not valid base64", where);
+  return out;
+}
+
+std::string encode_base64(std::string_view bytes) {
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0U);
+    const size_t held = std::min<size_t>(bytes.size() - i, 3);
+    for (size_t k = 0; k < 4; ++k) out += k <= held ? kAlphabet[bits >> (18 - 6 * k) & 63U] : '=';
+  }
   return out;
 }
 

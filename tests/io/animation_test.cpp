@@ -80,6 +80,9 @@ TEST(Video, StillsDirectoriesAndTimes) {
 
 TEST(Base64, RoundAndFaults) {
   EXPECT_EQ(decode_base64("", "x"), "");
+  for (const char* text : {"", "f", "fo", "foo", "foob"})
+    EXPECT_EQ(decode_base64(encode_base64(text), "x"), text);
+  EXPECT_EQ(encode_base64("foob"), "Zm9vYg==");
   EXPECT_EQ(decode_base64("Zm9v", "x"), "foo");
   EXPECT_EQ(decode_base64("Zm9vYg==", "x"), "foob");
   EXPECT_EQ(decode_base64("Zm9v\nYmE=", "x"), "fooba");
