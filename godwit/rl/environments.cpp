@@ -10,9 +10,9 @@ namespace {
 
 std::map<std::string, EnvironmentFactory>& registry() {
   static std::map<std::string, EnvironmentFactory> all = {
-      {"calculator", make_calculator}, {"files", make_files}, {"grid", make_grid},
-      {"log_search", make_log_search}, {"notes", make_notes}, {"sql", make_sql},
-      {"process", make_process}};
+      {"calculator", make_calculator}, {"files", make_files},    {"grid", make_grid},
+      {"log_search", make_log_search}, {"notes", make_notes},    {"sql", make_sql},
+      {"process", make_process},       {"reading", make_reading}};
   return all;
 }
 

@@ -32,6 +32,10 @@ std::unique_ptr<Environment> make_log_search(const nlohmann::json& options);
 // (0): share of demonstrations with a wrong repair, weaker (false).
 std::unique_ptr<Environment> make_files(const nlohmann::json& options);
 
+// "reading": a number in a picture, for models with a vision tower. Options: digits (2), attempts (1), noise
+// (0.2), slip (0): share of demonstrations whose first answer is another number.
+std::unique_ptr<Environment> make_reading(const nlohmann::json& options);
+
 // "process": any program that speaks JSON lines, in a sandbox (docs/rl.md). Options: command (list of words),
 // folder (seen as /program), options (passed on), answer_s (10), turns (64), weaker (false), cpu_s,
 // memory_mb, work_mb, processes, line_mb.

@@ -28,9 +28,7 @@ class LogSearch final : public ToolEnvironment {
     if (world.at("seen"))
       return std::make_unique<ChatMessage>(
           assistant_says(std::to_string(world.at("codes")[asked].get<int64_t>())));
-    if (!options_.search)
-      return std::make_unique<ChatMessage>(
-          assistant_calls("read_log", {{"first", 0}, {"last", options_.lines - 1}}));
+    if (!options_.search) return std::make_unique<ChatMessage>(assistant_calls("read_log", json::object()));
     return std::make_unique<ChatMessage>(assistant_calls(
         "find", {{"text", "job " + std::to_string(world.at("jobs")[asked].get<int64_t>()) + " failed"}}));
   }
@@ -54,10 +52,14 @@ class LogSearch final : public ToolEnvironment {
     world["codes"] = codes;
     const int64_t asked = draws.below(options_.failures);
     world["asked"] = asked;
-    json tools = json::array({tool_declaration("read_log", "lines first to last of the log",
-                                               {{"first", "integer"}, {"last", "integer"}})});
-    if (options_.search)
+    json tools = json::array();
+    if (options_.search) {
+      tools.push_back(tool_declaration("read_log", "lines first to last of the log",
+                                       {{"first", "integer"}, {"last", "integer"}}));
       tools.push_back(tool_declaration("find", "lines that hold a text", {{"text", "string"}}));
+    } else {
+      tools.push_back(tool_declaration("read_log", "the whole log", json::object()));
+    }
     return {
         .messages = {user_says("The log has " + std::to_string(options_.lines) +
                                " lines. With what code did job " + std::to_string(jobs[asked]) + " fail?")},
@@ -87,8 +89,8 @@ class LogSearch final : public ToolEnvironment {
     std::string text;
     bool seen = false;
     if (tool == "read_log") {
-      const int64_t first = std::max<int64_t>(0, arguments.at("first").get<int64_t>());
-      const int64_t last = std::min(options_.lines - 1, arguments.at("last").get<int64_t>());
+      const int64_t first = std::max<int64_t>(0, arguments.value("first", int64_t{0}));
+      const int64_t last = std::min(options_.lines - 1, arguments.value("last", options_.lines - 1));
       for (int64_t i = first; i <= last; ++i) text += line(i) + "\n";
       seen = place >= first && place <= last;
     } else if (tool == "find" && options_.search) {

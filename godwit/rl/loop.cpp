@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,8 +16,11 @@
 #include "godwit/base/progress.h"
 #include "godwit/base/stop_signals.h"
 #include "godwit/io/file.h"
+#include "godwit/io/image_processor.h"
 #include "godwit/model/checkpoint.h"
 #include "godwit/rl/distill.h"
+#include "godwit/rl/episode_text.h"
+#include "godwit/rl/judge.h"
 #include "godwit/rl/policy_step.h"
 #include "godwit/train/checkpoint.h"
 #include "godwit/train/metrics.h"
@@ -28,42 +32,12 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-constexpr uint64_t kEvalStream = 0x6576616c;  // "eval"
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 using Groups = std::vector<std::vector<Trajectory>>;
-
-EpisodeStats statistics(const Groups& groups, const std::vector<double>& rewards) {
-  EpisodeStats s;
-  for (const auto& group : groups) {
-    for (const Trajectory& t : group) {
-      const bool solved = t.success >= 0.5, faulted = t.total(&TurnRecord::faults) > 0;
-      if (!rewards.empty()) s.reward += rewards[static_cast<size_t>(s.episodes)];
-      ++s.episodes;
-      s.solved += solved;
-      s.faulted += faulted;
-      s.recovered += solved && faulted;
-      s.success += t.success;
-      s.calls += static_cast<double>(t.total(&TurnRecord::calls));
-      s.turns += static_cast<double>(t.turns.size());
-      s.tokens += static_cast<double>(t.drawn());
-      s.redundant += static_cast<double>(t.total(&TurnRecord::redundant));
-      s.wrong += static_cast<double>(t.total(&TurnRecord::wrong));
-      s.malformed += static_cast<double>(t.total(&TurnRecord::malformed));
-      s.truncated += t.reason == "length" ? 1 : 0;
-    }
-  }
-  if (s.episodes > 0) {
-    for (double* mean : {&s.reward, &s.success, &s.calls, &s.turns, &s.tokens, &s.redundant, &s.wrong,
-                         &s.malformed, &s.truncated}) {
-      *mean /= static_cast<double>(s.episodes);
-    }
-  }
-  return s;
-}
 
 // Keys that a resumed run may change: places, how often to save and to measure, limits of this call.
 bool is_honoured(std::string_view key) {
@@ -82,7 +56,8 @@ class Run {
       : recipe_(recipe),
         resume_(options.resume),
         out_(recipe.out),
-        model_(load_model(recipe.init, options.device, at::kFloat)),
+        model_(load_model(recipe.init, options.device,
+                          recipe.train.dtype == TrainDtype::kBf16 ? at::kBFloat16 : at::kFloat)),
         teachers_(recipe, model_),
         rollouts_(model_, recipe.rollout),
         step_(model_, {.objective = recipe.objective,
@@ -91,8 +66,12 @@ class Run {
                        .deterministic = recipe.train.deterministic,
                        .max_mean_dlogp = recipe.train.max_mean_dlogp,
                        .micro_batch_tokens = recipe.train.micro_batch_tokens,
-                       .recompute = recipe.train.recompute == Recompute::kBlock}),
-        metrics_({.directory = out_, .tensorboard = recipe.train.tensorboard}) {}
+                       .recompute = recipe.train.recompute == Recompute::kBlock,
+                       .segment_tokens = recipe.train.segment_tokens,
+                       .mxfp4_experts = recipe.train.mxfp4_experts}),
+        metrics_({.directory = out_, .tensorboard = recipe.train.tensorboard}) {
+    if (!recipe.judge.command.empty()) judge_.emplace(recipe.judge);
+  }
 
   RlSummary run() {
     prepare_directory();
@@ -162,7 +141,7 @@ class Run {
       all.emplace("weights." + info.name, value.detach());
     });
     for (const auto& [name, tensor] :
-         collect_state([&](const StateVisitor& visit) { step_.optimizer().for_each_state(visit); })) {
+         collect_state([&](const StateVisitor& visit) { step_.for_each_state(visit); })) {
       all.emplace("optimizer." + name, tensor);
     }
     return all;
@@ -231,21 +210,16 @@ class Run {
     io::AtomicDirectory directory(out_ / "model", io::AtomicDirectory::Existing::kReplace);
     save_weights(model_.config, model_.weights, directory.temporary().string());
     model_.tokenizer.save(directory.temporary().string());
+    if (model_.config.vision) io::save_image_processor(model_.images, directory.temporary());
     directory.commit();
   }
 
-  // Tasks of a stream of their own, one episode each; the same ones every time.
-  EpisodeStats evaluate() {
-    RolloutOptions o = recipe_.rollout;
-    o.seed = mix64_of_eval();
-    o.groups = recipe_.eval.tasks;
-    o.samples = 1;
-    o.finish_share = 1;
-    o.max_staleness = 0;
-    o.temperature = recipe_.eval.temperature;
-    return statistics(Rollouts(model_, o).run(steps_), {});
+  EpisodeStats evaluate() const {
+    return evaluate_policy(model_, recipe_.rollout,
+                           {.tasks = recipe_.eval.tasks,
+                            .temperature = recipe_.eval.temperature,
+                            .seed = static_cast<uint64_t>(recipe_.seed)});
   }
-  uint64_t mix64_of_eval() const { return static_cast<uint64_t>(recipe_.seed) ^ (kEvalStream << 32); }
 
   void add_evaluation(bool last) {
     const EpisodeStats s = evaluate();
@@ -255,7 +229,10 @@ class Run {
     row_["eval_success_high"] = i.high;
     if (s.faulted > 0) row_["eval_recovery"] = s.recovery();
     row_["eval_faulted"] = s.faulted;
+    row_["eval_turn_reward"] = s.turn_reward;
     row_["eval_calls"] = s.calls;
+    row_["eval_solved_calls"] = s.solved_calls;
+    row_["eval_redundant"] = s.redundant;
     row_["eval_tokens"] = s.tokens;
     if (last) summary_.after = s;
   }
@@ -270,8 +247,12 @@ class Run {
     std::vector<double> rewards;
     std::vector<EpisodeResult> results;
     for (const auto& group : groups) {
-      for (const Trajectory& t : group) {
-        rewards.push_back(episode_reward(recipe_.reward, t.outcome(), steps_));
+      std::vector<double> scores(group.size(), 0.0);
+      if (judge_) scores = judge_->score(group, model_.tokenizer);
+      for (size_t k = 0; k < group.size(); ++k) {
+        const Trajectory& t = group[k];
+        rewards.push_back(episode_reward(recipe_.reward, t.outcome(), steps_) +
+                          recipe_.judge.weight * scores[k]);
         EpisodeResult r{.group = t.group, .reward = rewards.back(), .turns = {}};
         for (const TurnRecord& turn : t.turns)
           r.turns.push_back({.state = turn.state, .reward = turn.reward});
@@ -293,6 +274,7 @@ class Run {
                          .advantages = advantages[i].turns,
                          .token_advantages = judged.advantages[i]});
     }
+    if (recipe_.train.deterministic && !model_.device.is_cpu()) add_repeated(samples);
     const double lr = lr_multiplier(recipe_.schedule, progress() + 1.0 / static_cast<double>(recipe_.steps));
     const auto train_begin = Clock::now();
     const PolicyStepResult result = step_.run(samples, steps_, lr);
@@ -309,9 +291,21 @@ class Run {
     keep_trajectories(groups, rewards);
   }
 
+  // Where the bits of a row depend on its batch: the trainer's log-probabilities by the rollout's own calls.
+  void add_repeated(std::vector<PolicySample>& samples) {
+    const Rollouts::Repeated all = rollouts_.repeat();
+    for (PolicySample& sample : samples) {
+      const Trajectory& t = *sample.trajectory;
+      sample.repeated.assign(t.ids.size(), std::numeric_limits<double>::quiet_NaN());
+      const auto found = all.find({t.group, t.sample});
+      if (found == all.end()) continue;
+      for (const Rollouts::Token& token : found->second) sample.repeated.at(token.at) = token.logp;
+    }
+  }
+
   void make_row(const Groups& groups, const std::vector<double>& rewards, const PolicyStepResult& result,
                 int64_t version) {
-    const EpisodeStats s = statistics(groups, rewards);
+    const EpisodeStats s = episode_stats(groups, rewards);
     double staleness = 0, drawn = 0;
     int64_t oldest = 0;
     std::map<std::string, int64_t> reasons;
@@ -334,8 +328,10 @@ class Run {
             {"recovery", s.faulted > 0 ? json(s.recovery()) : json()},
             {"faulted", s.faulted},
             {"calls", s.calls},
+            {"solved_calls", s.solved_calls},
             {"tokens", s.tokens},
             {"turns", s.turns},
+            {"turn_reward", s.turn_reward},
             {"redundant", s.redundant},
             {"wrong", s.wrong},
             {"malformed", s.malformed},
@@ -374,26 +370,12 @@ class Run {
       for (const Trajectory& t : group) {
         const double reward = rewards[i++];
         if (static_cast<int64_t>(&group - groups.data()) >= recipe_.train.trajectories) continue;
-        json turns = json::array();
-        int64_t at = 0;
-        const auto part = [&](int64_t from, int64_t to) {
-          return model_.tokenizer.decode(
-              std::span(t.ids).subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)));
-        };
-        for (const TurnRecord& turn : t.turns) {
-          turns.push_back({{"before", part(at, turn.begin)},
-                           {"written", part(turn.begin, turn.end)},
-                           {"calls", turn.calls},
-                           {"faults", turn.faults},
-                           {"reward", turn.reward}});
-          at = turn.end;
-        }
         kept.push_back({{"group", t.group},
                         {"sample", t.sample},
                         {"reward", reward},
                         {"success", t.success},
                         {"reason", t.reason},
-                        {"turns", turns}});
+                        {"turns", turns_as_text(model_.tokenizer, t)}});
       }
     }
     if (kept.empty()) return;
@@ -406,6 +388,7 @@ class Run {
   fs::path out_;
   LoadedModel model_;
   Teachers teachers_;
+  std::optional<Judge> judge_;
   Rollouts rollouts_;
   PolicyStep step_;
   MetricsWriter metrics_;
@@ -420,17 +403,6 @@ class Run {
 };
 
 }  // namespace
-
-Interval share_interval(int64_t successes, int64_t of) {
-  if (of <= 0) return {};
-  constexpr double kZ = 1.959963984540054;
-  const auto n = static_cast<double>(of);
-  const double p = static_cast<double>(successes) / n;
-  const double centre = p + kZ * kZ / (2 * n);
-  const double half = kZ * std::sqrt(p * (1 - p) / n + kZ * kZ / (4 * n * n));
-  const double scale = 1 + kZ * kZ / n;
-  return {.low = (centre - half) / scale, .high = (centre + half) / scale};
-}
 
 RlSummary run_rl(const RlRecipe& recipe, const RlRunOptions& options) {
   const StopSignals signals;

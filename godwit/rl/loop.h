@@ -13,26 +13,9 @@
 #include <vector>
 
 #include "godwit/rl/recipe.h"
+#include "godwit/rl/statistics.h"
 
 namespace godwit::rl {
-
-// Of finished episodes.
-struct EpisodeStats {
-  int64_t episodes = 0, solved = 0;         // solved: success of at least a half
-  int64_t faulted = 0, recovered = 0;       // met a tool's failure; and were solved all the same
-  double reward = 0, success = 0;           // means
-  double calls = 0, turns = 0, tokens = 0;  // means a task; tokens: written by the model
-  double redundant = 0, wrong = 0, malformed = 0, truncated = 0;  // means a task
-
-  double recovery() const {
-    return faulted > 0 ? static_cast<double>(recovered) / static_cast<double>(faulted) : 0;
-  }
-};
-// The 95 % interval of a share, by Wilson's score.
-struct Interval {
-  double low = 0, high = 1;
-};
-Interval share_interval(int64_t successes, int64_t of);
 
 struct RlSummary {
   int64_t steps = 0;

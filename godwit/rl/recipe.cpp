@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "godwit/model/state.h"
+
 namespace godwit::rl {
 namespace {
 
@@ -17,6 +19,7 @@ void visit(Fields& f, RolloutOptions& o) {
   f.value("context", o.context, kCount);
   f.value("thinking", o.thinking);
   f.value("concurrent", o.concurrent, kCount);
+  f.value("prefill_tokens", o.prefill_tokens, kCount);
 }
 
 void visit(Fields& f, RewardOptions& o) {
@@ -68,6 +71,12 @@ void visit(Fields& f, RlTrainOptions& o) {
   f.value("max_mean_dlogp", o.max_mean_dlogp, kPositive);
   f.value("micro_batch_tokens", o.micro_batch_tokens, kNotNegative);
   f.choice("recompute", o.recompute, {"none", "block"});
+  f.value("segment_tokens", o.segment_tokens, kNotNegative);
+  f.value("mxfp4_experts", o.mxfp4_experts);
+  f.choice("dtype", o.dtype, {"f32", "bf16"});
+  f.require(o.segment_tokens % kLatentPage == 0, "segment_tokens", "expected a multiple of 64");
+  f.require(o.dtype == TrainDtype::kF32 || !o.deterministic, "dtype",
+            "bf16 promises no equal bits: it needs deterministic = false");
   f.value("minutes", o.minutes, kNotNegative);
   f.value("time_limit_s", o.time_limit_s, kNotNegative);
   f.value("trajectories", o.trajectories, kNotNegative);
@@ -116,6 +125,14 @@ void visit(Fields& f, RlRecipe& r) {
   f.table("distill", [&](Fields& g) {
     g.value("weight", r.distill.weight, kNotNegative);
     g.value("limit", r.distill.limit, kPositive);
+  });
+  f.table("judge", [&](Fields& g) {
+    g.value("command", r.judge.command);
+    g.value("folder", r.judge.folder);
+    g.value("weight", r.judge.weight, kNotNegative);
+    g.value("longest", r.judge.longest, kNotNegative);
+    g.value("answer_s", r.judge.answer_s, kPositive);
+    g.value("weaker", r.judge.weaker);
   });
   f.table("optimizer", [&](Fields& g) {
     visit(g, r.optimizer);

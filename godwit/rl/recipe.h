@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "godwit/rl/advantage.h"
+#include "godwit/rl/judge.h"
 #include "godwit/rl/objective.h"
 #include "godwit/rl/rollout.h"
 #include "godwit/train/recipe.h"
@@ -31,6 +32,9 @@ struct RlTrainOptions {
   double max_mean_dlogp = 0.05;
   int64_t micro_batch_tokens = 0;
   Recompute recompute = Recompute::kNone;
+  int64_t segment_tokens = 0;  // longer trajectories are trained in segments; 0 = never
+  bool mxfp4_experts = false;  // quantisation-aware: the experts' weights are what MXFP4 can say
+  TrainDtype dtype = TrainDtype::kF32;
   double minutes = 0;        // the schedule ends at the latest after so long; 0 = off
   double time_limit_s = 0;   // checkpoint and stop after this long; never changes the schedule; 0 = off
   int64_t trajectories = 1;  // groups a step whose episodes are kept as text
@@ -46,6 +50,7 @@ struct RlRecipe {
   AdvantageOptions advantage;
   ObjectiveOptions objective;
   DistillOptions distill;
+  JudgeOptions judge;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   RlEvalOptions eval;

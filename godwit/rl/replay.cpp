@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 
 #include "godwit/base/parallel.h"
+#include "godwit/infer/prompt_media.h"
 #include "godwit/infer/sampler.h"
 #include "godwit/model/forward.h"
 #include "godwit/model/state.h"
@@ -15,6 +17,8 @@
 
 namespace godwit::rl {
 namespace {
+
+constexpr int64_t kPart = 64 * kLatentPage;  // tokens
 
 // Entropy of what policy_logprob is the logarithm of.
 double entropy_of(const float* logits, const bool* forbidden, int64_t size, double temperature) {
@@ -43,10 +47,13 @@ class Replay {
         state_(model.config, {.sequences = static_cast<int64_t>(trajectories.size())}, model.device,
                model.weights.embed.scalar_type()),
         boundary_(trajectories.size()),
+        pictures_(trajectories.size()),
         out_(trajectories.size()) {
     for (size_t i = 0; i < trajectories.size(); ++i) {
       out_[i].logp.assign(trajectories[i]->ids.size(), 0.0);
       out_[i].entropy.assign(trajectories[i]->ids.size(), 0.0);
+      if (!trajectories[i]->media.empty())
+        pictures_[i] = std::make_unique<PromptMedia>(model, trajectories[i]->ids, trajectories[i]->media);
     }
   }
 
@@ -64,21 +71,41 @@ class Replay {
     int64_t from = 0, to = 0;
   };
 
+  // Long pieces a part at a time: parts end at whole pages, where the bits do not depend on it.
+  void feed_parts(std::vector<Piece> pieces, bool score) {
+    for (;;) {
+      std::vector<Piece> parts;
+      for (Piece& p : pieces) {
+        if (p.to - p.from <= kPart) continue;
+        parts.push_back({.trajectory = p.trajectory, .from = p.from, .to = p.from + kPart});
+        p.from += kPart;
+      }
+      if (parts.empty()) break;
+      feed(parts, /*score=*/false);
+    }
+    feed(std::move(pieces), score);
+  }
+
   // Feeds the pieces and scores the token that follows each.
   void feed(std::vector<Piece> pieces, bool score) {
     if (pieces.empty()) return;
     std::stable_partition(pieces.begin(), pieces.end(), [](const Piece& p) { return p.to - p.from == 1; });
     std::vector<int64_t> ids, lengths, sequences, last;
+    std::vector<at::Tensor> media;
     for (const Piece& p : pieces) {
       const auto& tokens = trajectories_[p.trajectory]->ids;
       ids.insert(ids.end(), tokens.begin() + p.from, tokens.begin() + p.to);
       lengths.push_back(p.to - p.from);
       sequences.push_back(static_cast<int64_t>(p.trajectory));
       last.push_back(static_cast<int64_t>(ids.size()) - 1);
+      if (!pictures_[p.trajectory]) continue;
+      const at::Tensor vectors = pictures_[p.trajectory]->vectors(p.from, p.to);
+      if (vectors.defined()) media.push_back(vectors);
     }
     const PackedBatch batch{.ids = at::tensor(ids, at::kLong).to(model_.device),
                             .cu_seqlens = make_cu_seqlens(lengths),
-                            .sequences = sequences};
+                            .sequences = sequences,
+                            .media = media.empty() ? at::Tensor() : at::cat(media)};
     const at::Tensor hidden = forward_hidden(model_.config, model_.weights, batch, &state_);
     if (!score) return;
     const at::Tensor rows = hidden.index_select(0, at::tensor(last, at::kLong).to(model_.device));
@@ -119,8 +146,8 @@ class Replay {
       if (trajectories_[p.trajectory]->segments[round].begin == p.to) whole.push_back(p);
     std::erase_if(pages,
                   [&](const Piece& p) { return trajectories_[p.trajectory]->segments[round].begin == p.to; });
-    feed(pages, /*score=*/false);
-    feed(whole, /*score=*/true);
+    feed_parts(pages, /*score=*/false);
+    feed_parts(whole, /*score=*/true);
     for (const auto* list : {&pages, &whole})
       for (const Piece& p : *list)
         boundary_[p.trajectory] = state_.snapshot(static_cast<int64_t>(p.trajectory));
@@ -143,6 +170,7 @@ class Replay {
   double temperature_;
   ModelState state_;
   std::vector<std::optional<StateSnapshot>> boundary_;  // at the last whole page of the prompts so far
+  std::vector<std::unique_ptr<PromptMedia>> pictures_;  // of trajectories that have any
   std::vector<Replayed> out_;
 };
 

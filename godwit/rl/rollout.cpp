@@ -5,6 +5,8 @@
 
 #include "godwit/base/check.h"
 #include "godwit/base/rng.h"
+#include "godwit/infer/prompt_media.h"
+#include "godwit/io/base64.h"
 #include "godwit/text/chat_parser.h"
 
 namespace godwit::rl {
@@ -14,6 +16,30 @@ using nlohmann::json;
 
 constexpr uint64_t kTaskStream = 0x7461736b, kDrawStream = 0x64726177,  // "task", "draw"
     kChoiceStream = 0x656e76;                                           // "env"
+
+std::string picture_bytes(const std::string& url, const std::string& where) {
+  const auto bytes = io::decode_data_url(url, where);
+  check(bytes.has_value(), "{}: an environment's picture is a data URL", where);
+  return *bytes;
+}
+
+// The messages' pictures join the trajectory; their parts get what the prompt says of them. What is wrong
+// with them, in a line, or nothing.
+std::string take_pictures(const LoadedModel& model, std::vector<ChatMessage>& messages, Trajectory& t) {
+  std::vector<std::string> urls;
+  for (const ChatMessage& message : messages)
+    for (const ChatPart& part : message.content)
+      if (part.is_image) urls.push_back(part.image_url);
+  if (urls.empty()) return "";
+  try {
+    const MediaList media = read_images(model, messages, picture_bytes);
+    t.media.insert(t.media.end(), media.begin(), media.end());
+    t.pictures.insert(t.pictures.end(), urls.begin(), urls.end());
+  } catch (const Error& error) {
+    return std::string("environment: ") + error.what();
+  }
+  return "";
+}
 
 std::vector<int32_t> append_ids(const std::vector<ChatSegment>& segments, const Tokenizer& tokenizer) {
   return encode_chat(segments, tokenizer).ids;
@@ -56,7 +82,8 @@ Rollouts::Rollouts(const LoadedModel& model, RolloutOptions options)
       engine_(model, {.max_sequences = options_.concurrent,
                       .max_context = options_.context,
                       // Every sequence at full length, and as much again for prefixes that are shared.
-                      .cache_tokens = 2 * options_.concurrent * options_.context}) {
+                      .cache_tokens = 2 * options_.concurrent * options_.context,
+                      .prefill_tokens = options_.prefill_tokens}) {
   for (const std::string_view name : {kOpen, kClose, kSep, kEndOfMsg})
     specials_.push_back(model.tokenizer.special_id(name));
   end_id_ = specials_.back();
@@ -95,8 +122,9 @@ void Rollouts::start_group() {
     t.group = group->id;
     t.sample = k;
     episode->environment = make(choice);
-    const Task task = episode->environment->reset(t.task_seed);
+    Task task = episode->environment->reset(t.task_seed);
     t.base_tokens = task.base_tokens;
+    if (task.fault.empty()) task.fault = take_pictures(model_, task.messages, t);
     group->episodes.push_back(std::move(episode));
     Episode& e = *group->episodes.back();
     if (!task.fault.empty()) {
@@ -111,7 +139,8 @@ void Rollouts::start_group() {
           options_.environments[choice].name, t.ids.size(), options_.context);
     e.turn_begin = static_cast<int64_t>(t.ids.size());
     e.draw_seed = choice_seed(group->draw_seed, k);
-    if (t.ids != group->episodes.front()->trajectory.ids)
+    if (t.ids != group->episodes.front()->trajectory.ids ||
+        t.pictures != group->episodes.front()->trajectory.pictures)
       group->fresh = false;  // an environment that draws lots
   }
   groups_.push_back(std::move(group));
@@ -121,6 +150,7 @@ Request Rollouts::request_for(const Episode& episode) const {
   const auto size = static_cast<int64_t>(episode.trajectory.ids.size());
   Request request;
   request.prompt = episode.trajectory.ids;
+  request.media = episode.trajectory.media;
   request.sampling.temperature = options_.temperature;
   request.sampling.seed = episode.draw_seed;
   request.sampling.policy_logprob = true;
@@ -135,28 +165,40 @@ void Rollouts::begin_segment(Episode& episode) {
   episode.turn_over = false;
 }
 
+// One choice of the request for each episode.
+void Rollouts::ask(Request request, std::vector<Episode*> episodes) {
+  Asked asked{.step = engine_steps_, .request = request, .whose = {}, .drawn = {}};
+  for (Episode* e : episodes) {
+    begin_segment(*e);
+    asked.whose.emplace_back(e->trajectory.group, e->trajectory.sample);
+  }
+  asked.drawn.resize(episodes.size());
+  const size_t place = asked_.size();
+  asked_.push_back(std::move(asked));
+  request.on_token = [this, episodes, place](int64_t choice, const DrawnToken& token) {
+    asked_[place].drawn[choice].push_back(token.id);
+    return take(*episodes[choice], token);
+  };
+  request.on_finish = [this, episodes](int64_t choice, const Finish& f) { finish(*episodes[choice], f); };
+  const int64_t id = engine_.submit(std::move(request));
+  for (Episode* e : episodes) e->request = id;
+}
+
 // All of a new group's episodes read one prompt once.
 void Rollouts::submit_group(Group& group) {
   group.fresh = false;
   Request request = request_for(*group.episodes.front());
   request.sampling.seed = group.draw_seed;  // choice k draws with choice_seed(seed, k)
   request.choices = options_.samples;
-  request.on_token = [this, &group](int64_t choice, const DrawnToken& token) {
-    return take(*group.episodes[choice], token);
-  };
-  request.on_finish = [this, &group](int64_t choice, const Finish& f) { finish(*group.episodes[choice], f); };
-  for (const auto& episode : group.episodes) begin_segment(*episode);
-  const int64_t id = engine_.submit(std::move(request));
-  for (const auto& episode : group.episodes) episode->request = id;
+  std::vector<Episode*> episodes;
+  for (const auto& episode : group.episodes) episodes.push_back(episode.get());
+  ask(std::move(request), std::move(episodes));
 }
 
 void Rollouts::submit(Episode& episode) {
   Request request = request_for(episode);
   if (request.max_tokens <= 0) return end_episode(episode, "length", 0);
-  request.on_token = [this, &episode](int64_t, const DrawnToken& token) { return take(episode, token); };
-  request.on_finish = [this, &episode](int64_t, const Finish& f) { finish(episode, f); };
-  begin_segment(episode);
-  episode.request = engine_.submit(std::move(request));
+  ask(std::move(request), {&episode});
 }
 
 bool Rollouts::take(Episode& episode, const DrawnToken& token) {
@@ -211,7 +253,7 @@ void Rollouts::end_turn(Episode& episode) {
     call.id = "call_" + std::to_string(i);
     if (call.name.empty()) call.name = "unnamed";
   }
-  const StepResult result = episode.environment->step(parsed.message);
+  StepResult result = episode.environment->step(parsed.message);
   turn.reward = result.reward;
   turn.calls = result.calls;
   turn.faults = result.faults;
@@ -221,6 +263,8 @@ void Rollouts::end_turn(Episode& episode) {
   turn.valid = result.valid;
   t.turns.push_back(turn);
   if (result.done) return end_episode(episode, result.reason, result.success);
+  const std::string fault = take_pictures(model_, result.messages, t);
+  if (!fault.empty()) return end_episode(episode, fault, 0);
   const std::vector<int32_t> next =
       append_ids(render_continuation(parsed.message, result.messages, {.thinking = options_.thinking}),
                  model_.tokenizer);
@@ -256,6 +300,8 @@ std::vector<std::vector<Trajectory>> Rollouts::run(
     int64_t version, const std::function<void(const RolloutProgress&)>& progress) {
   version_ = version;
   drawn_ = 0;
+  asked_.clear();
+  engine_steps_ = 0;
   engine_.forget_prefixes();
   while (static_cast<int64_t>(groups_.size()) < options_.groups) start_group();
   for (const auto& group : groups_) {
@@ -269,6 +315,7 @@ std::vector<std::vector<Trajectory>> Rollouts::run(
   bool more = true;
   while (more && !may_stop()) {
     more = engine_.step();
+    ++engine_steps_;
     check(error_.empty(), "rollout: {}", error_);
     std::vector<Episode*> ready;
     ready.swap(ready_);
@@ -290,6 +337,39 @@ std::vector<std::vector<Trajectory>> Rollouts::run(
     group->episodes.clear();
   }
   std::erase_if(groups_, [](const auto& group) { return group->episodes.empty(); });
+  return out;
+}
+
+Rollouts::Repeated Rollouts::repeat() {
+  engine_.forget_prefixes();
+  Repeated out;
+  std::string error;
+  std::vector<int64_t> running;
+  size_t next = 0;
+  for (int64_t step = 0; step < engine_steps_; ++step) {
+    for (; next < asked_.size() && asked_[next].step == step; ++next) {
+      const Asked& asked = asked_[next];
+      Request request = asked.request;
+      request.forced = [&asked](int64_t choice, int64_t n) { return asked.drawn[choice][n]; };
+      const auto begin = static_cast<int64_t>(request.prompt.size());
+      // Each choice's tokens are counted by what is there already of this request.
+      auto counts = std::make_shared<std::vector<int64_t>>(asked.drawn.size(), 0);
+      request.on_token = [&out, &asked, counts, begin](int64_t choice, const DrawnToken& token) {
+        int64_t& n = (*counts)[choice];
+        out[asked.whose[choice]].push_back({.at = begin + n, .logp = token.policy_logprob});
+        return ++n < static_cast<int64_t>(asked.drawn[choice].size());
+      };
+      request.on_finish = [&error](int64_t, const Finish& f) {
+        if (failed(f.reason)) error = f.error;
+      };
+      running.push_back(engine_.submit(std::move(request)));
+    }
+    engine_.step();
+    check(error.empty(), "rollout: repeated, {}", error);
+  }
+  for (const int64_t request : running) engine_.abort(request);
+  engine_.step();
+  engine_.forget_prefixes();
   return out;
 }
 
@@ -330,6 +410,9 @@ void Rollouts::load(const json& saved) {
     for (const json& e : g.at("episodes")) {
       auto episode = std::make_unique<Episode>();
       episode->trajectory = e.at("trajectory").get<Trajectory>();
+      for (const std::string& url : episode->trajectory.pictures)
+        episode->trajectory.media.push_back(
+            read_image(model_, picture_bytes(url, "checkpoint"), "checkpoint"));
       episode->turn_begin = e.at("turn_begin");
       episode->draw_seed = e.at("draw_seed");
       episode->turn_over = e.at("turn_over");

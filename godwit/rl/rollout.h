@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "godwit/infer/engine.h"
@@ -38,8 +40,9 @@ struct RolloutOptions {
   int64_t turn_tokens = 128;  // of one assistant's turn
   int64_t context = 1024;     // of a whole trajectory
   bool thinking = false;
-  int64_t concurrent = 32;  // episodes in the engine at a time
-  uint64_t seed = 0;        // of tasks and draws
+  int64_t concurrent = 32;       // episodes in the engine at a time
+  int64_t prefill_tokens = 512;  // of prompts and observations, read in one step of the engine
+  uint64_t seed = 0;             // of tasks and draws
   bool operator==(const RolloutOptions&) const = default;
 };
 
@@ -61,6 +64,17 @@ class Rollouts {
   std::vector<std::vector<Trajectory>> run(int64_t version,
                                            const std::function<void(const RolloutProgress&)>& progress = {});
 
+  // What the last phase drew, drawn again with teacher forcing by the same calls of the engine in the same
+  // batches and order: the weights must be those of then. For devices where the bits of a row depend on its
+  // batch and the same calls give the same bits. By group and place in it, ascending in `at`, the token's
+  // index.
+  struct Token {
+    int64_t at = 0;
+    double logp = 0;
+  };
+  using Repeated = std::map<std::pair<int64_t, int64_t>, std::vector<Token>>;
+  Repeated repeat();
+
   // Suspended episodes with their environments, and which task comes next. Only between phases.
   nlohmann::json save() const;
   void load(const nlohmann::json& saved);
@@ -77,6 +91,7 @@ class Rollouts {
   void start_group();
   void submit_group(Group& group);
   void submit(Episode& episode);
+  void ask(Request request, std::vector<Episode*> episodes);
   Request request_for(const Episode& episode) const;
   void begin_segment(Episode& episode);
   bool take(Episode& episode, const DrawnToken& token);
@@ -95,6 +110,15 @@ class Rollouts {
   int64_t next_group_ = 0, version_ = 0, drawn_ = 0;
   std::vector<Episode*> ready_;  // their turn is over
   std::string error_;            // of the engine
+  // What the phase asked of the engine, for repeat().
+  struct Asked {
+    int64_t step = 0;                                // steps of the engine before it in the phase
+    Request request;                                 // without its callbacks
+    std::vector<std::pair<int64_t, int64_t>> whose;  // of each choice
+    std::vector<std::vector<int32_t>> drawn;         // by each choice
+  };
+  std::vector<Asked> asked_;
+  int64_t engine_steps_ = 0;  // of the phase
 };
 
 // The chat of a task as ids, and the options it was written with.

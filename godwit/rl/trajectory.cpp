@@ -47,6 +47,7 @@ void to_json(json& j, const Trajectory& t) {
        {"sample", t.sample},
        {"base_tokens", t.base_tokens},
        {"ids", t.ids},
+       {"pictures", t.pictures},
        {"logp", t.logp},
        {"turns", t.turns},
        {"segments", t.segments},
@@ -62,6 +63,7 @@ void from_json(const json& j, Trajectory& t) {
   j.at("sample").get_to(t.sample);
   j.at("base_tokens").get_to(t.base_tokens);
   j.at("ids").get_to(t.ids);
+  j.at("pictures").get_to(t.pictures);
   j.at("logp").get_to(t.logp);
   j.at("turns").get_to(t.turns);
   j.at("segments").get_to(t.segments);

@@ -3,11 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "godwit/rl/advantage.h"
+
+namespace godwit {
+struct MediaItem;
+}
 
 namespace godwit::rl {
 
@@ -32,6 +37,10 @@ struct Trajectory {
   int64_t group = 0, sample = 0;  // sample: place in its group
   int64_t base_tokens = 0;        // of the task; 0 = no budget
   std::vector<int32_t> ids;
+  // The pictures behind the <|media_pad|> tokens, in order: as the environment gave them (data URLs), and as
+  // the tower takes them. The latter are not saved.
+  std::vector<std::string> pictures;
+  std::vector<std::shared_ptr<const MediaItem>> media;
   std::vector<double> logp;  // one for each id: policy_logprob where the model drew it, 0 elsewhere
   std::vector<Segment> segments;
   std::vector<TurnRecord> turns;

@@ -1,9 +1,11 @@
 #include "godwit/rl/policy_step.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "godwit/model/checkpoint.h"
 #include "godwit/model/forward.h"
 #include "godwit/rl/replay.h"
 #include "godwit/rl/rollout.h"
@@ -143,6 +145,76 @@ TEST(PolicyStep, ADifferenceBetweenRolloutAndTrainerStopsTheStep) {
   EXPECT_NO_THROW(fast.backward(samples, 0));
   for (double& logp : t.logp) logp *= 1.5;
   godwit::testing::expect_error([&] { fast.run(samples_of(groups), 0, 1); }, {"more than the bound"});
+}
+
+// Every trajectory longer than a segment: the same gradient, the same numerics.
+TEST(PolicyStep, SegmentsChangeNothing) {
+  LoadedModel model = test::tiny_policy(3);
+  const auto groups = Rollouts(model, options()).run(0);
+  const auto samples = samples_of(groups);
+  int64_t longest = 0;
+  for (const PolicySample& s : samples)
+    longest = std::max(longest, static_cast<int64_t>(s.trajectory->ids.size()));
+  ASSERT_GT(longest, 128);
+  PolicyStepOptions o = step_options();
+  const PolicyStepResult whole = PolicyStep(model, o).backward(samples, 0);
+  const StateMap expected = gradients(model);
+  o.segment_tokens = 64;
+  const PolicyStepResult cut = PolicyStep(model, o).backward(samples, 0);
+  EXPECT_EQ(cut.max_dlogp, 0);
+  EXPECT_EQ(cut.stats.tokens, whole.stats.tokens);
+  EXPECT_NEAR(cut.loss, whole.loss, 1e-12);  // sums of the same fp64 terms
+  expect_close(gradients(model), expected, test::kFp32Model);
+  o.deterministic = false;
+  const PolicyStepResult fast = PolicyStep(model, o).backward(samples, 0);
+  EXPECT_GT(fast.max_dlogp, 0);
+  EXPECT_LT(fast.max_dlogp, 1e-3);
+  expect_close(gradients(model), expected, test::kFp32Model);
+}
+
+// Quantisation-aware: rollout and trainer read weights that MXFP4 can say, steps too small for its grid add
+// up in the masters, and packing the result as `convert` does changes no logit.
+TEST(PolicyStep, ExpertsAreWhatMxfp4CanSay) {
+  LoadedModel model = test::tiny_policy(3, 6, /*expert_width=*/32);
+  PolicyStepOptions o = step_options();
+  o.mxfp4_experts = true;
+  o.optimizer.muon_lr = o.optimizer.adamw_lr = 1e-3;
+  PolicyStep step(model, o);
+  StateMap before = collect_state([&](const StateVisitor& visit) { step.for_each_state(visit); });
+  for (auto& [name, value] : before) value = value.clone();
+  StateMap rounded;
+  const auto experts = [&](const auto& visit) {
+    for_each_param(model.config, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
+      if (info.role == ParamRole::kExperts) visit(info.name, value);
+    });
+  };
+  experts([&](const std::string& name, const at::Tensor& value) {
+    rounded.emplace(name, value.detach().clone());
+  });
+  Rollouts rollouts(model, options());
+  for (int64_t version = 0; version < 3; ++version) {
+    const auto groups = rollouts.run(version);
+    EXPECT_EQ(step.run(samples_of(groups), version, 1).max_dlogp, 0);
+  }
+  const StateMap after = collect_state([&](const StateVisitor& visit) { step.for_each_state(visit); });
+  int64_t same = 0, all = 0;
+  experts([&](const std::string& name, const at::Tensor& value) {
+    EXPECT_FALSE(test::bit_equal(after.at("master." + name), before.at("master." + name))) << name;
+    same += value.eq(rounded.at(name)).sum().item<int64_t>();
+    all += value.numel();
+  });
+  EXPECT_GT(same, all / 2);  // most steps are smaller than the grid
+  EXPECT_LT(same, all);
+
+  const godwit::testing::ScratchDir dir;
+  save_weights(model.config, model.weights, dir.path());
+  model.tokenizer.save(dir.path());
+  const LoadedModel packed =
+      load_model(std::string(dir.path()), at::kCPU, at::kFloat, weight_format_of("mxfp4"));
+  const at::NoGradGuard no_grad;
+  const PackedBatch batch{.ids = at::arange(0, 40, at::kLong), .cu_seqlens = make_cu_seqlens({40})};
+  EXPECT_TRUE(test::bit_equal(forward_logits(packed.config, packed.weights, batch),
+                              forward_logits(model.config, model.weights, batch)));
 }
 
 TEST(PolicyStep, NothingToLearnChangesNothing) {

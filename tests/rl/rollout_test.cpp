@@ -58,6 +58,42 @@ void change(LoadedModel& model) {
   for_each_param(model.config, model.weights, [](const ParamInfo&, at::Tensor& value) { value.mul_(1.01); });
 }
 
+// The same calls in the same batches and order, tokens forced; phases that stop in the middle of turns.
+TEST(Rollout, APhaseIsRepeatedTokenByToken) {
+  const LoadedModel model = test::tiny_policy(3);
+  RolloutOptions o = options();
+  o.finish_share = 0.5;
+  Rollouts rollouts(model, o);
+  int64_t compared = 0, suspended = 0;
+  for (int64_t version = 0; version < 4; ++version) {
+    const Groups groups = rollouts.run(version);
+    suspended += rollouts.suspended();
+    const int64_t steps = rollouts.engine_stats().steps;
+    const Rollouts::Repeated repeated = rollouts.repeat();
+    EXPECT_GT(rollouts.engine_stats().steps, steps);
+    for (const auto& group : groups) {
+      for (const Trajectory& t : group) {
+        std::map<int64_t, double> logp;
+        const auto found = repeated.find({t.group, t.sample});
+        if (found != repeated.end())
+          for (const Rollouts::Token& token : found->second) logp.emplace(token.at, token.logp);
+        size_t expected = 0;
+        for (const Segment& s : t.segments) {
+          if (s.version != version) continue;
+          for (int64_t at = s.begin; at < s.end; ++at, ++expected) {
+            ASSERT_TRUE(logp.contains(at)) << at;
+            EXPECT_EQ(logp.at(at), t.logp[at]);
+          }
+        }
+        EXPECT_EQ(logp.size(), expected);
+        compared += static_cast<int64_t>(expected);
+      }
+    }
+  }
+  EXPECT_GT(compared, 200);
+  EXPECT_GT(suspended, 0);
+}
+
 TEST(Rollout, TokensAreKeptAndAppendedToNeverEncodedAgain) {
   const LoadedModel model = test::tiny_policy(3);
   Rollouts rollouts(model, options());

@@ -19,12 +19,14 @@ inline Tokenizer byte_tokenizer() {
   return Tokenizer::from_ranks(std::move(ranks));
 }
 
-// `ending`: logit of <|end_of_msg|> above the others', about.
-inline LoadedModel tiny_policy(uint64_t seed, double ending = 6) {
+// `ending`: logit of <|end_of_msg|> above the others', about. `expert_width`: latent and inner width of the
+// experts, 0 for the tiny configuration's own.
+inline LoadedModel tiny_policy(uint64_t seed, double ending = 6, int64_t expert_width = 0) {
   Tokenizer tokenizer = byte_tokenizer();
   ModelConfig config = tiny_config();
   config.vocab_size = tokenizer.vocab_size();
   config.max_position = 4096;
+  if (expert_width > 0) config.moe.latent = config.moe.inner = expert_width;
   config.mla.nope_dim = 12;  // widths that our attention takes: multiples of 16
   config.mla.v_dim = 16;
   ModelWeights weights = init_weights(config, seed, at::kCPU, at::kFloat);
