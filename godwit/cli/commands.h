@@ -116,13 +116,15 @@ struct ServeArgs {
 int run_serve(const ServeArgs& args);
 
 struct EvalArgs {
-  std::string task;  // ppl, mqar, niah or vision
+  std::string task;  // ppl, mqar, niah, vision or tools
   std::string model;
-  std::string data;         // ppl: the text; niah: the haystack
-  int64_t context = 2048;   // ppl: window; mqar, niah: longest sequence
-  int64_t max_tokens = 0;   // ppl: 0 = all
-  int64_t samples = 0;      // mqar, niah: sequences a point; 0 = 32 and 10
-  int64_t distractors = 0;  // niah
+  std::string data;                              // ppl: the text; niah: the haystack
+  int64_t context = 2048;                        // ppl: window; mqar, niah: longest sequence
+  int64_t max_tokens = 0;                        // ppl: 0 = all
+  int64_t samples = 0;                           // mqar, niah: sequences a point; 0 = 32 and 10
+  int64_t distractors = 0;                       // niah
+  std::string environment, options_json = "{}";  // tools
+  double temperature = 1;                        // tools
   uint64_t seed = 0;
   std::string dtype, weights;
   bool json = false;

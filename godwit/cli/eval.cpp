@@ -1,4 +1,4 @@
-// `godwit eval ppl|mqar|niah|vision`.
+// `godwit eval ppl|mqar|niah|vision|tools`.
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/progress.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/eval_tools.h"
 #include "godwit/cli/eval_vision.h"
 #include "godwit/cli/support.h"
 #include "godwit/data/dataset.h"
@@ -247,6 +248,9 @@ int run_eval(const EvalArgs& args) {
   } else if (args.task == "vision") {
     result = eval_vision(args, model);
     print = print_vision;
+  } else if (args.task == "tools") {
+    result = eval_tools(args, model);
+    print = print_tools;
   } else {
     result = eval_niah(args, model);
     print = print_niah;

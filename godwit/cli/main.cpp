@@ -374,27 +374,36 @@ void add_run_commands(Commands& commands) {
   const auto [eval, eval_args] =
       commands.add(nullptr, "eval",
                    "ppl: loss on text; mqar: recall of random pairs; niah: needle in a haystack; vision: "
-                   "questions about pictures",
+                   "questions about pictures; tools: tasks of an environment",
                    run_eval);
-  eval->add_option("task", eval_args->task, "ppl, mqar, niah or vision")
+  eval->add_option("task", eval_args->task, "ppl, mqar, niah, vision or tools")
       ->required()
-      ->check(CLI::IsMember({"ppl", "mqar", "niah", "vision"}));
+      ->check(CLI::IsMember({"ppl", "mqar", "niah", "vision", "tools"}));
   add_model(eval, eval_args->model);
   eval->add_option(
       "--data", eval_args->data,
       "the text (niah: the haystack): packed data, of it the held-out part, a text file or a "
       "directory (default: ppl the data of the model's run, niah a filler); vision: JSONL of questions");
-  eval->add_option("--context", eval_args->context, "ppl: tokens of a window; mqar, niah: longest sequence")
+  eval->add_option("--context", eval_args->context,
+                   "ppl: tokens of a window; mqar, niah: longest sequence; tools: of an episode")
       ->check(kPositive)
       ->capture_default_str();
   eval->add_option("--max-tokens", eval_args->max_tokens, "ppl: at most this many tokens (0: all)")
       ->check(kNotNegative)
       ->capture_default_str();
   eval->add_option("--samples", eval_args->samples,
-                   "sequences a point (default: mqar 32, niah 10); vision: questions a task (default: all)")
+                   "sequences a point (default: mqar 32, niah 10); vision: questions a task (default: all); "
+                   "tools: tasks "
+                   "(default: 128)")
       ->check(kPositive);
   eval->add_option("--distractors", eval_args->distractors, "niah: needles of other names besides")
       ->check(CLI::Range(0, 17))
+      ->capture_default_str();
+  eval->add_option("--environment", eval_args->environment, "tools: what the model acts in");
+  eval->add_option("--options", eval_args->options_json, "tools: of the environment, a JSON object")
+      ->capture_default_str();
+  eval->add_option("--temperature", eval_args->temperature, "tools: of the draws")
+      ->check(kNotNegative)
       ->capture_default_str();
   eval->add_option("--seed", eval_args->seed, "seed of the tasks")->capture_default_str();
   add_dtype(eval, eval_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");

@@ -1,5 +1,6 @@
 #include "godwit/base/log.h"
 #include "godwit/cli/commands.h"
+#include "godwit/cli/memory.h"
 #include "godwit/cli/support.h"
 #include "godwit/rl/loop.h"
 
@@ -20,8 +21,9 @@ int run_rl(const RlArgs& args) {
   const rl::RlRecipe recipe = rl::load_rl_recipe(args.recipe, args.overrides);
   const at::Device device = apply_device(args.device);
   const rl::RlSummary s = rl::run_rl(recipe, {.device = device, .resume = args.resume});
-  print_out("\n{}: {} steps in {:.0f} s, largest |dlogp| between rollout and trainer {:g}\n\n", recipe.out,
-            s.steps, s.seconds, s.max_dlogp);
+  print_out(
+      "\n{}: {} steps in {:.0f} s, largest |dlogp| between rollout and trainer {:g}, peak memory {}\n\n",
+      recipe.out, s.steps, s.seconds, s.max_dlogp, human_bytes(peak_memory(device)));
   if (s.after.episodes > 0) {
     print_out("  {:<8} {:>6} {:>9} {:^16} {:>9} {:^16} {:>8} {:>7} {:>8}\n", "", "tasks", "success", "95 %",
               "recovery", "95 %", "faulted", "calls", "tokens");

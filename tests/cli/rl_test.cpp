@@ -87,6 +87,24 @@ TEST_F(Rl, KilledAndResumedItIsTheSameRun) {
             read_file(dir_ / "killed/model/model.safetensors"));
 }
 
+TEST_F(Rl, AModelIsMeasuredWithoutLearning) {
+  const std::vector<std::string> args = {
+      "eval",          "tools",      "--json",    "--model",   dir_ / "init",
+      "--environment", "calculator", "--samples", "6",         "--context",
+      "768",           "--seed",     "5",         "--options", R"({"failure": 0.5})"};
+  const Outcome once = test::run(args), again = test::run(args);
+  ASSERT_EQ(once.code, 0) << once.err;
+  EXPECT_EQ(once.out, again.out);
+  const json r = once.json();
+  EXPECT_EQ(r.at("tasks"), 6);
+  EXPECT_EQ(r.at("success").at("of"), 6);
+  EXPECT_GE(r.at("success").at("high").get<double>(), r.at("success").at("share").get<double>());
+  EXPECT_GT(r.at("tokens").get<double>(), 0);
+  const Outcome bad = test::run({"eval", "tools", "--model", dir_ / "init"});
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_NE(bad.err.find("--environment"), std::string::npos) << bad.err;
+}
+
 TEST_F(Rl, FailureIsOneLine) {
   std::vector<std::string> args = arguments("x", false);
   args.insert(args.end(), {"--set", "environment.0.name=chess"});

@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""Reinforcement learning against its control, over seeds: fine-tunes on an environment's scripted expert, trains each arm from
+there, measures all of them on the same unseen tasks, and prints one table a study.
+
+    scripts/rl_study.py calculator [grid ...] [--seeds 1,2,3] [--minutes 5] [--jobs 1] [--out runs/studies]
+
+A job has two cores (taskset, two threads); --jobs of them run side by side. What is there already is not computed again, so an
+interrupted study goes on. Results: OUT/<study>/results.json and table.md. Python's standard library only.
+"""
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import time
+
+GODWIT = os.environ.get("GODWIT", "build/godwit")
+
+# demos: what the scripted expert plays (environment, episodes, options), imperfect on purpose. sft: changes of the recipe of fine-tuning; arms:
+# of configs/recipes/rl-<study>.toml. eval: what of the environment is measured. context: tokens of an episode there.
+STUDIES = {
+    "calculator": {
+        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.25})],
+        "arms": {"rl": [], "rl, efficiency 0.5": ["reward.efficiency=0.5"], "rl, MXFP4-aware": ["train.mxfp4_experts=true"],
+                 "sft, as long": None},
+        "weights": [None, "mxfp4"],
+        "eval": {"": {"failure": 0.3}},
+    },
+    "grid": {
+        "demos": [("grid", 3000, {"width": 4, "height": 2, "turns": 10, "wander": 0.3})],
+        "arms": {"rl": [], "rl, process 0.5": ["reward.process=0.5"]},
+        "eval": {"": {"width": 4, "height": 2, "turns": 10}},
+    },
+    "notes": {
+        "demos": [("notes", 1200, {"facts": 2, "gap": 2}), ("notes", 800, {"facts": 2, "gap": 7}), ("notes", 250, {"facts": 2, "gap": 47})],
+        "sft": ["stage.0.context=2048"],
+        "arms": {"rl": []},
+        "eval": {"asked at turn 10": {"facts": 2, "gap": 7}, "asked at turn 50": {"facts": 2, "gap": 47}},
+        "context": 6144,
+    },
+    "files": {
+        "demos": [("files", 600, {"guess": 0.5, "submissions": 1})],
+        "vocab": 384,
+        "holdout": 0.2,
+        "minutes": 1.6,
+        "sft": ["stage.0.steps=120"],
+        "arms": {"rl": []},
+        "eval": {"": {"submissions": 1}},
+    },
+    "reading": {
+        "demos": [("reading", 4000, {"slip": 0.5})],
+        "vocab": 256,
+        "sft": ["model.override.vision_config={patch_size = 14, init_pos_emb_height = 4, init_pos_emb_width = 4, vt_num_hidden_layers = 2, "
+                "vt_hidden_size = 96, vt_intermediate_size = 256, vt_num_attention_heads = 4, qkv_hidden_size = 128}",
+                "stage.0.context=256", "stage.0.batch_tokens=4096"],
+        "arms": {"rl": []},
+        "eval": {"": {}},
+    },
+    "sql": {
+        "demos": [("sql", 4000, {"give_up": 0.5, "failure": 0.3})],
+        "arms": {"rl": []},
+        "eval": {"": {"failure": 0.3}},
+    },
+}
+LONGER = "sft, as long"  # the control that gets the same time: fine-tuning goes on
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t, by degrees of freedom
+
+
+class Runner:
+    def __init__(self, args):
+        self.args = args
+        self.cores = queue.Queue()
+        for i in range(args.jobs):
+            self.cores.put((args.first_core + 2 * i, args.first_core + 2 * i + 1))
+        self.late = False  # no more commands: tables are made of what is there
+        self.end = time.time() + args.limit if args.limit else math.inf
+
+    def run(self, log, command):
+        """One command on a pair of cores; its output goes behind `log`. `command` may be a function that makes it when its turn has come."""
+        pair = self.cores.get()
+        try:
+            words = [str(w) for w in (command() if callable(command) else command)]
+            if self.args.jobs > 1 or self.args.first_core:
+                words = ["taskset", "-c", f"{pair[0]},{pair[1]}"] + words
+            environment = dict(os.environ, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+            with open(log, "ab") as out:
+                out.write((" ".join(words) + "\n").encode())
+                out.flush()
+                done = subprocess.run(words, stdout=subprocess.PIPE, stderr=out, env=environment)
+            if done.returncode != 0:
+                raise RuntimeError(f"{' '.join(words[:6])} ...: exit status {done.returncode}, see {log}")
+            return done.stdout.decode()
+        finally:
+            self.cores.put(pair)
+
+    def sets(self, values):
+        return [word for value in values for word in ("--set", value)]
+
+    def sft(self, name, seed):
+        study, out = STUDIES[name], self.args.out / name / f"seed-{seed}"
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / "sft/model").is_dir():
+            return
+        log, files = out / "sft.log", []
+        for i, (environment, count, options) in enumerate(study["demos"]):
+            files.append(out / f"demos-{i}.jsonl")
+            self.run(log, [GODWIT, "data", "demos", environment, "--count", count, "--options", json.dumps(self.weaker(options)),
+                           "--seed", seed * 1000000, "--out", files[-1]])
+        self.run(log, [GODWIT, "tokenizer", "train", *files, "--vocab-size", study.get("vocab", 448), "--out", out / "tokenizer"])
+        self.run(log, [GODWIT, "data", "pack", *files, "--tokenizer", out / "tokenizer", "--holdout", study.get("holdout", 0.03), "--out", out / "data"])
+        shutil.rmtree(out / "sft", ignore_errors=True)
+        begin = time.time()
+        self.run(log, [GODWIT, "train", "configs/recipes/sft-calculator.toml", *self.sets(
+            [f"out={out}/sft", f"tokenizer={out}/tokenizer", f"data.0.path={out}/data", f"seed={seed}",
+             "checkpoint.every=0"] + study.get("sft", []))])
+        (out / "sft-seconds").write_text(f"{time.time() - begin:.0f}")
+
+    def weaker(self, options):
+        return dict(options, weaker=True) if self.args.weaker and "submissions" in options else options
+
+    def rl(self, name, seed, arm):
+        study, out = STUDIES[name], self.args.out / name / f"seed-{seed}"
+        run = out / self.folder(arm)
+        if (run / "model").is_dir():
+            return
+        shutil.rmtree(run, ignore_errors=True)
+        more = ["environment.0.options.weaker=true"] if self.args.weaker and name == "files" else []
+
+        def minutes():
+            return min(self.args.minutes, study.get("minutes", math.inf), (self.end - time.time() - self.args.reserve) / 60)
+
+        def fine_tuning():
+            return [GODWIT, "train", "configs/recipes/sft-calculator.toml", *self.sets(
+                [f"init={out}/sft/model", "model.name=", "model.override={}", f"out={run}", f"data.0.path={out}/data", f"seed={seed + 100}",
+                 "checkpoint.every=0"] + study.get("sft", []) + ["stage.0.steps=100000", f"train.minutes={minutes():.3f}"])]
+
+        def learning():
+            return [GODWIT, "rl", f"configs/recipes/rl-{name}.toml", *self.sets(
+                [f"init={out}/sft/model", f"out={run}", f"seed={seed}", "steps=100000", "eval.tasks=0", "checkpoint.every=0",
+                 f"train.minutes={minutes():.3f}", "train.tensorboard=false"] + more + study["arms"][arm])]
+
+        self.run(out / f"{self.folder(arm)}.log", fine_tuning if arm == LONGER else learning)
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+    def arms(self, name):
+        return [a for a in STUDIES[name]["arms"] if not self.args.arm or a in self.args.arm]
+
+    def weights(self, name):
+        return STUDIES[name].get("weights", [None]) if not self.args.plain else [None]
+
+    @staticmethod
+    def folder(arm):
+        return "".join(c if c.isalnum() or c == "." else "-" for c in arm)
+
+    def evaluate(self, name, seed, arm, which, weights=None):
+        study, out = STUDIES[name], self.args.out / name / f"seed-{seed}"
+        kept = out / f"eval-{self.folder(arm)}-{self.folder(which)}{weights or ''}.json"
+        if not kept.exists():
+            if self.late:
+                raise RuntimeError("not measured")
+            text = self.run(out / "eval.log", [
+                GODWIT, "eval", "tools", "--json", "--model", out / self.folder(arm) / "model", "--environment", study["demos"][0][0],
+                "--options", json.dumps(self.weaker(study["eval"][which])), "--samples", self.args.tasks, "--seed", 1000 + seed,
+                "--context", study.get("context", 1024)] + (["--weights", weights] if weights else []))
+            kept.write_text(text)
+        return json.loads(kept.read_text())
+
+    def chain(self, name, seed, pool):
+        """SFT, then every arm; evaluations behind each."""
+        self.sft(name, seed)
+        arms = self.arms(name)
+        points = [(which, weights) for which in STUDIES[name]["eval"] for weights in self.weights(name)]
+        waiting = [pool.submit(self.evaluate, name, seed, "sft", *point) for point in points]
+        for arm in arms:
+            waiting.append(pool.submit(lambda a=arm: (self.rl(name, seed, a), [self.evaluate(name, seed, a, *point) for point in points])))
+        for w in waiting:
+            w.result()
+
+
+def mean_interval(values):
+    """Mean and half the width of its 95 % interval over seeds (Student's t)."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return mean, math.nan
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    return mean, T_975.get(n - 1, 1.96) * deviation / math.sqrt(n)
+
+
+def rl_facts(path):
+    rows = [json.loads(line) for line in open(path)]
+    return {"steps": len(rows), "max_dlogp": max(r["max_dlogp"] for r in rows), "mean_drift": sum(r["mean_drift"] for r in rows) / len(rows),
+            "tokens": rows[-1]["total_tokens"], "seconds": sum(r["rollout_s"] + r["train_s"] for r in rows)}
+
+
+def table(runner, name, seeds):
+    study, lines, results = STUDIES[name], [], []
+    columns = [("success", lambda r: r["success"]["share"]), ("recovery", lambda r: r["recovery"]["share"]),
+               ("calls", lambda r: r["solved_calls"]), ("redundant", lambda r: r["redundant"]), ("turn reward", lambda r: r["turn_reward"])]
+    for which, weights in [(which, weights) for which in study["eval"] for weights in runner.weights(name)]:
+        lines.append(f"\n{name} {which} {'with ' + weights + ' weights ' if weights else ''}({runner.args.tasks} unseen tasks a seed; calls: of a solved task; +/- 95 % over seeds)\n")
+        lines.append("| arm | seed | success [95 %] | recovery [95 %] | calls | redundant | turn reward | steps | max abs dlogp |")
+        lines.append("|---|---|---|---|---|---|---|---|---|")
+        by_arm = {}
+        for arm in ["sft"] + runner.arms(name):
+            for seed in seeds:
+                try:
+                    r = runner.evaluate(name, seed, arm, which, weights)
+                except (RuntimeError, OSError, ValueError) as fault:
+                    lines.append(f"| {arm} | {seed} | {fault} |")
+                    continue
+                facts = {}
+                metrics = runner.args.out / name / f"seed-{seed}" / runner.folder(arm) / "metrics.jsonl"
+                if study["arms"].get(arm) is not None:
+                    facts = rl_facts(metrics)
+                by_arm.setdefault(arm, {})[seed] = r
+                results.append(dict(r, arm=arm, seed=seed, which=which, weights=weights, **facts))
+                share = lambda s: f"{s['share']:.3f} [{s['low']:.3f}, {s['high']:.3f}]" if s["of"] else "–"
+                lines.append(f"| {arm} | {seed} | {share(r['success'])} | {share(r['recovery'])} | {r['solved_calls']:.2f} | {r['redundant']:.2f} | "
+                             f"{r['turn_reward']:.3f} | {facts.get('steps', '')} | {facts.get('max_dlogp', '')} |")
+        for arm, rows in by_arm.items():
+            cells = []
+            for _, read in columns:
+                mean, half = mean_interval([read(r) for r in rows.values()])
+                cells.append(f"{mean:.3f} ± {half:.3f}")
+            lines.append(f"| **{arm}** | {len(rows)} seeds | {' | '.join(cells)} | | |")
+        for arm in runner.arms(name):
+            both = [s for s in by_arm.get(arm, {}) if s in by_arm.get("sft", {})]
+            if both:
+                cells = []
+                for _, read in columns:
+                    mean, half = mean_interval([read(by_arm[arm][s]) - read(by_arm["sft"][s]) for s in both])
+                    cells.append(f"{mean:+.3f} ± {half:.3f}")
+                lines.append(f"| {arm} − sft | {len(both)} pairs | {' | '.join(cells)} | | |")
+    (runner.args.out / name / "results.json").write_text(json.dumps(results, indent=1))
+    text = "\n".join(lines) + "\n"
+    (runner.args.out / name / "table.md").write_text(text)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="+", choices=sorted(STUDIES))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--minutes", type=float, default=12, help="of each RL run")
+    parser.add_argument("--tasks", type=int, default=512, help="of each evaluation")
+    parser.add_argument("--jobs", type=int, default=1, help="side by side, two cores each")
+    parser.add_argument("--first-core", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=0, help="seconds for everything: RL runs get shorter")
+    parser.add_argument("--reserve", type=float, default=60, help="seconds of the limit that are kept for evaluations")
+    parser.add_argument("--arm", action="append", help="only these arms (and sft)")
+    parser.add_argument("--plain", action="store_true", help="no evaluation with packed weights")
+    parser.add_argument("--weaker", action="store_true", help="files: the sandbox without namespaces")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/studies"))
+    args = parser.parse_args()
+    seeds = [int(s) for s in args.seeds.split(",")]
+    runner = Runner(args)
+    chains, pool = concurrent.futures.ThreadPoolExecutor(64), concurrent.futures.ThreadPoolExecutor(64)
+    waiting = {chains.submit(runner.chain, name, seed, pool): (name, seed) for name in args.studies for seed in seeds}
+    try:
+        for done in concurrent.futures.as_completed(waiting, timeout=args.limit or None):
+            if done.exception():
+                print(f"{waiting[done]}: {done.exception()}", file=sys.stderr)
+    except concurrent.futures.TimeoutError:
+        print(f"the limit of {args.limit:.0f} s has come; what is not done is missing", file=sys.stderr)
+    runner.late = True
+    for name in args.studies:
+        print(table(runner, name, seeds), flush=True)
+    os._exit(0)  # commands that still run end by themselves
+
+
+if __name__ == "__main__":
+    main()
