@@ -19,7 +19,7 @@ void visit(Fields& f, RolloutOptions& o) {
   f.value("context", o.context, kCount);
   f.value("thinking", o.thinking);
   f.value("concurrent", o.concurrent, kCount);
-  f.value("prefill_tokens", o.prefill_tokens, kCount);
+  f.value("prefill_tokens", o.prefill_tokens, kNotNegative);
 }
 
 void visit(Fields& f, RewardOptions& o) {

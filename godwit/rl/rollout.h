@@ -40,9 +40,9 @@ struct RolloutOptions {
   int64_t turn_tokens = 128;  // of one assistant's turn
   int64_t context = 1024;     // of a whole trajectory
   bool thinking = false;
-  int64_t concurrent = 32;       // episodes in the engine at a time
-  int64_t prefill_tokens = 512;  // of prompts and observations, read in one step of the engine
-  uint64_t seed = 0;             // of tasks and draws
+  int64_t concurrent = 32;     // episodes in the engine at a time
+  int64_t prefill_tokens = 0;  // of prompts and observations, read in one step; 0: as the engine has it
+  uint64_t seed = 0;           // of tasks and draws
   bool operator==(const RolloutOptions&) const = default;
 };
 
