@@ -12,7 +12,7 @@ packages=(build-essential cmake ninja-build ccache mold python3-venv python3-dev
 # Boost 1.81 or newer: Debian 12 has it under its number only.
 packages+=("$(. /etc/os-release 2>/dev/null; [[ ${ID:-}${VERSION_ID:-} == debian12 ]] && echo libboost1.81-dev || echo libboost-dev)")
 if [[ "${1:-}" == --tests ]]; then
-  packages+=(clang-format-14 clang-14 libclang-rt-14-dev python3-jsonschema)
+  packages+=(clang-format-14 clang-14 libclang-rt-14-dev python3-jsonschema libavformat-dev libavcodec-dev libswscale-dev)
   # The page is tested where there is a Chromium: Ubuntu's package is a snap, which containers cannot install.
   if [[ $(. /etc/os-release 2>/dev/null; echo "${ID:-}") == debian ]]; then packages+=(chromium); fi
 fi

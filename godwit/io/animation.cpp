@@ -229,12 +229,13 @@ void decode_animated_webp(std::string_view, const std::string& where, const Imag
 #if GODWIT_WITH_PNG
 
 std::string encode_png(const Image& image) {
-  check(image.mode == ImageMode::kRgba, "encode_png: expected RGBA");
+  const bool alpha = image.mode == ImageMode::kRgba;
+  check(alpha || image.mode == ImageMode::kRgb, "encode_png: expected RGB or RGBA");
   png_image png = {};
   png.version = PNG_IMAGE_VERSION;
   png.width = static_cast<png_uint_32>(image.width);
   png.height = static_cast<png_uint_32>(image.height);
-  png.format = PNG_FORMAT_RGBA;
+  png.format = alpha ? PNG_FORMAT_RGBA : PNG_FORMAT_RGB;
   png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(png);
   std::string out(size, '\0');
   check(png_image_write_to_memory(&png, out.data(), &size, /*convert_to_8_bit=*/0, image.pixels.data(),

@@ -20,7 +20,7 @@ void decode_animated_webp(std::string_view file, const std::string& where, const
 void decode_animated_png(std::string_view file, const std::string& where, const ImageLimits& limits,
                          const FrameFn& visit);
 
-// An RGBA picture as a PNG file.
+// An RGB or RGBA picture as a PNG file.
 std::string encode_png(const Image& image);
 
 }  // namespace godwit::io

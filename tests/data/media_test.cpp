@@ -10,6 +10,7 @@
 #include "godwit/data/tokenizer.h"
 #include "godwit/io/base64.h"
 #include "godwit/io/image.h"
+#include "godwit/io/video.h"
 #include "tests/support/files.h"
 
 namespace godwit::data {
@@ -147,6 +148,22 @@ TEST(MediaPack, VideosInGroupsOfFourWithTheirTimes) {
   EXPECT_TRUE(shown(batch.ids).starts_with("00:00:00.000|video "));
   EXPECT_NE(shown(batch.ids).find("|00:00:02.000|video "), std::string::npos);
   EXPECT_EQ(shown(batch.targets), "x|");
+}
+
+TEST(MediaPack, VideoFiles) {
+  const ScratchDir dir;
+  put_file(dir / "clip.mp4", read_file(kPictures + "animated/colours.mp4"));
+  const std::string line =
+      R"({"content": [{"type": "video", "fps": 2, "video": "clip.mp4"}], "answer": "x"})" + std::string("\n");
+  if (!io::reads_video_files()) {
+    expect_error([&] { pack_lines(dir, line); }, {"in.jsonl:1", "ffmpeg"});
+    GTEST_SKIP() << "no ffmpeg libraries";
+  }
+  pack_lines(dir, line);
+  const PackedBatch batch = document(TokenDataset(dir / "out"), 0);  // three seconds
+  ASSERT_EQ(batch.media.size(), 2u);
+  EXPECT_EQ(batch.media[0].frames + batch.media[1].frames, 6);
+  EXPECT_TRUE(shown(batch.ids).starts_with("00:00:00.000|video 40x32|"));
 }
 
 // A cut through a picture leaves some of its vectors on each side.

@@ -78,6 +78,59 @@ TEST(Video, StillsDirectoriesAndTimes) {
   EXPECT_EQ(timestamp(3725.0625), "01:02:05.063");
 }
 
+// colours.mp4 (MPEG-4) and colours.webm (VP8): red, green and blue for a second each, at five frames a
+// second.
+class VideoFiles : public ::testing::TestWithParam<const char*> {
+ protected:
+  VideoFiles() : file_(read_file(kDirectory + "colours." + GetParam())) {}
+  std::string file_;
+};
+
+TEST_P(VideoFiles, WhatIsOnDisplayAtEachTime) {
+  ASSERT_TRUE(is_video_file(file_));
+  if (!reads_video_files()) {
+    testing::expect_error([&] { frames_of_video_file(file_, 8, "clip"); }, {"clip", "ffmpeg"});
+    GTEST_SKIP() << "no ffmpeg libraries";
+  }
+  for (const double fps : {1.0, 5.0, 8.0}) {  // fewer frames than the file has, its own, more
+    const std::vector<std::string> frames = frames_of_video_file(file_, fps, "clip");
+    ASSERT_EQ(frames.size(), static_cast<size_t>(3 * fps));
+    for (size_t i = 0; i < frames.size(); ++i) {
+      const Image image = decode_image(as_bytes(frames[i]), "frame");
+      ASSERT_EQ(std::pair(image.width, image.height), std::pair(int64_t{40}, int64_t{32}));
+      const auto bright = static_cast<size_t>(static_cast<double>(i) / fps);  // red, green, blue
+      for (size_t channel = 0; channel < 3; ++channel)
+        EXPECT_NEAR(image.pixels[3 * (16 * 40 + 20) + channel], channel == bright ? 255 : 0, 12) << i;
+    }
+  }
+  testing::expect_error([&] { frames_of_video_file(file_, 8, "clip", /*most=*/5); },
+                        {"clip", "more than 5 frames"});
+  testing::expect_error([&] { frames_of_video_file(file_, 8, "clip", 100, {.max_pixels = 1000}); },
+                        {"clip", "40 x 32 pixels are too many"});
+}
+
+TEST_P(VideoFiles, DamageIsAnErrorOrFrames) {
+  if (!reads_video_files()) GTEST_SKIP() << "no ffmpeg libraries";
+  const auto survives = [](const std::string& bad) {
+    try {
+      for (const std::string& frame : frames_of_video_file(bad, 8, "clip", 64))
+        decode_image(as_bytes(frame), "frame");
+    } catch (const Error& error) {
+      EXPECT_TRUE(std::string(error.what()).starts_with("clip: ")) << error.what();
+    }
+  };
+  for (size_t part = 0; part < 20; ++part) survives(file_.substr(0, file_.size() * part / 20));
+  for (size_t seed = 0; seed < 100; ++seed) {
+    std::string bad = file_;
+    for (size_t i = 0; i < 3; ++i)
+      bad[(seed * 7919 + i * 104729) % bad.size()] ^= static_cast<char>(1 << (seed % 8));
+    survives(bad);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, VideoFiles, ::testing::Values("mp4", "webm"),
+                         [](const auto& info) { return info.param; });
+
 TEST(Base64, RoundAndFaults) {
   EXPECT_EQ(decode_base64("", "x"), "");
   for (const char* text : {"", "f", "fo", "foo", "foob"})

@@ -154,6 +154,16 @@ TEST(BadImage, NotAnImage) {
   expect_error([] { load_image(kFixtures / "absent.png"); }, {"absent.png"});
 }
 
+TEST(BadImage, TheNameSaysNothing) {
+  const testing::ScratchDir dir;
+  testing::put_file(dir / "a.jpg", fixture("rgb.png"));
+  testing::put_file(dir / "b.png", fixture("rgb_420.jpg"));
+  testing::put_file(dir / "c.png", "a text");
+  EXPECT_EQ(load_image(dir / "a.jpg").pixels, decode(fixture("rgb.png")).pixels);
+  EXPECT_EQ(load_image(dir / "b.png").pixels, decode(fixture("rgb_420.jpg")).pixels);
+  expect_error([&] { load_image(dir / "c.png"); }, {"c.png: not a JPEG, PNG or WebP"});
+}
+
 // A file cut anywhere is an error that names it, never a picture with invented pixels.
 TEST(BadImage, Truncated) {
   for (const char* name : {"rgb.png", "palette_alpha.png", "rgb_420.jpg", "rgb_444_progressive.jpg",
