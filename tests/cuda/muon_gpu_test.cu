@@ -12,12 +12,11 @@ namespace gpu = godwit::kernels::cuda;
 
 namespace {
 
-// Largest error in units of `step` times the value.
-double worst(const Doubles& want, const Doubles& got, double step) {
+// Largest error in units of `step` times `size`, that of the terms a value is the sum of.
+double worst(const Doubles& want, const Doubles& got, const Doubles& size, double step) {
   double most = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    const double unit = step * std::max(std::abs(want[i]), 1e-3);
-    const double error = std::abs(got[i] - want[i]) / unit;
+    const double error = std::abs(got[i] - want[i]) / (step * std::max(size[i], 1e-30));
     if (!(error <= most)) most = error;  // NaN counts
   }
   return most;
@@ -63,20 +62,24 @@ void run(size_t n, bool bf16_grad, bool nesterov, bool with_copy) {
     return;
   }
   const Bits u = update.take(), c = copy.take();
-  Doubles m_want(n), u_want(n), w_want(n);
+  Doubles m_want(n), m_size(n), u_want(n), u_size(n), w_want(n), w_size(n);
   for (size_t i = 0; i < n; ++i) {
-    m_want[i] = double(kScale) * g[i] + double(kMu) * before[i];
-    u_want[i] = nesterov ? double(kScale) * g[i] + double(kMu) * m_want[i] : m_want[i];
-    w_want[i] = double(kKeep) * weight_before[i] - double(kRate) * bf16_value(u[i]);
+    const double grad = double(kScale) * g[i], kept = double(kMu) * before[i];
+    m_want[i] = grad + kept, m_size[i] = std::abs(grad) + std::abs(kept);
+    u_want[i] = nesterov ? grad + double(kMu) * m_want[i] : m_want[i];
+    // Half the distance of neighbours of bf16, and what fp32 loses before it.
+    u_size[i] = std::abs(u_want[i]) + 0x1p-13 * m_size[i];
+    const double stays = double(kKeep) * weight_before[i], moves = double(kRate) * bf16_value(u[i]);
+    w_want[i] = stays - moves, w_size[i] = std::abs(stays) + std::abs(moves);
   }
   const Floats w = weight.take();
-  expect("momentum", n, worst(m_want, wide_floats(momentum.take()), kFloatStep),
-         4);  // near 0: 1e-3 of a step
-  expect("update", n, worst(u_want, wide(u), kHalfStep), 1.01);
-  expect("weight", n, worst(w_want, wide_floats(w), kFloatStep),
-         1000 * 1.5);  // where terms of 1 cancel to 1e-3
+  Doubles c_size(n);
+  for (size_t i = 0; i < n; ++i) c_size[i] = std::abs(w[i]);
+  expect("momentum", n, worst(m_want, wide_floats(momentum.take()), m_size, kFloatStep), 1);
+  expect("update", n, worst(u_want, wide(u), u_size, kHalfStep), 1);
+  expect("weight", n, worst(w_want, wide_floats(w), w_size, kFloatStep), 1);
   if (with_copy) {
-    expect("copy", n, worst(wide_floats(w), wide(c), kHalfStep), 1.0);
+    expect("copy", n, worst(wide_floats(w), wide(c), c_size, kHalfStep), 1);
   } else {
     bool same = true;
     for (const uint16_t bits : c) same &= bits == 0x7fff;
