@@ -455,7 +455,8 @@ void check_loss(int64_t R, int V, bool gradient, float size) {
 }
 
 void loss_tests() {
-  for (int V : {8, 64, 1000, 32768}) check_loss(41, V, true, 2), check_loss(5, V, false, 30);
+  check_loss(1500, 1000, true, 2), check_loss(600, 8200, true, 2);  // several rows a CTA
+  for (int V : {8, 64, 1000, 32768, 41000}) check_loss(41, V, true, 2), check_loss(5, V, false, 30);
   check_loss(9, 163840, true, 2);
   check_loss(3, 240000, true, 2);
 }

@@ -2,7 +2,8 @@
 // not fit into one multiprocessor, but into a cluster of eight CTAs, two a multiprocessor so that one can
 // load while another stores: each keeps an eighth in shared memory, so the logits are read once, and the
 // eight exchange their largest logit and sum of exponentials. Rows that do not fit even so are read twice,
-// the second time backwards, so that the end of the row still lies in L2.
+// the second time backwards, so that the end of the row still lies in L2; so are those of small vocabularies,
+// a CTA each.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@ using namespace sm90;
 constexpr int kThreads = 512, kWarps = kThreads / 32, kShare = 8;
 constexpr float kLog2e = 1.44269504f;
 constexpr int kMaxHeld = 28000;  // values in a CTA's shared memory
+constexpr int kMaxRow = 40960;   // up to there the rows being read, two a multiprocessor, fit into L2
 
 // The largest of some values and the sum of e^(x - largest).
 struct Sum {
@@ -131,11 +133,61 @@ cudaError_t launch(const SoftmaxLossParams& p, size_t bytes) {
   return cudaGetLastError();
 }
 
+// Rows of a small vocabulary: a CTA each, whose end still lies in L2 when it is read again for the gradient.
+template <int kRowThreads>
+__global__ void __launch_bounds__(kRowThreads, 1024 / kRowThreads)
+    row_loss_kernel(const __grid_constant__ SoftmaxLossParams p) {
+  __shared__ Sum sums[2][kRowThreads / 32];
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, units = p.vocabulary / kVector;
+  int turn = 0;  // alternates, so that sums are not written before the last ones are read
+  for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
+    const float* const row = p.logits + r * p.vocabulary;
+    const int64_t target = p.targets[r];
+    uint4* const d_row = static_cast<uint4*>(p.d_logits) + r * units;
+    if (target < 0) {
+      if (thread == 0) p.nll[r] = 0.f;
+      for (int u = thread; u < units && p.d_logits; u += kRowThreads) d_row[u] = make_uint4(0, 0, 0, 0);
+      continue;
+    }
+    Sum mine{-INFINITY, 0.f};
+#pragma unroll 4
+    for (int u = thread; u < units; u += kRowThreads) mine = add(mine, load_logits(row, u));
+    mine = join_lanes(mine);
+    if (lane == 0) sums[turn][warp] = mine;
+    __syncthreads();
+    const Sum all = join_lanes(lane < kRowThreads / 32 ? sums[turn][lane] : Sum{-INFINITY, 0.f});
+    turn ^= 1;
+    if (thread == 0) p.nll[r] = logf(all.sum) + (all.top - row[target]);
+    if (!p.d_logits) continue;
+    const float weight = p.weights[r], scale = weight / all.sum;
+#pragma unroll 2
+    for (int i = thread; i < units; i += kRowThreads) {
+      const int u = units - 1 - i;
+      Eight x = load_logits(row, u);
+      const int64_t at = target - int64_t(u) * kVector;
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) x.x[c] = scale * power(x.x[c] - all.top) - (at == c ? weight : 0.f);
+      __stcs(d_row + u, pack(x));
+    }
+  }
+}
+
+template <int kRowThreads>
+cudaError_t launch_rows(const SoftmaxLossParams& p) {
+  int grid = 0;
+  const cudaError_t e = resident_grid(row_loss_kernel<kRowThreads>, kRowThreads, 0, &grid);
+  if (e != cudaSuccess) return e;
+  row_loss_kernel<kRowThreads><<<unsigned(std::min<int64_t>(p.rows, grid)), kRowThreads, 0, p.stream>>>(p);
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 int softmax_loss(const SoftmaxLossParams& p) {
   if (p.rows == 0) return cudaSuccess;
   if (p.vocabulary % kVector != 0) return cudaErrorInvalidValue;
+  if (p.vocabulary <= 4096) return launch_rows<128>(p);
+  if (p.vocabulary <= kMaxRow) return launch_rows<512>(p);
   const int each = (p.vocabulary / kVector + kShare - 1) / kShare * kVector;
   return p.d_logits && each <= kMaxHeld ? launch<true>(p, size_t(each) * sizeof(float)) : launch<false>(p, 0);
 }
