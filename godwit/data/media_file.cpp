@@ -1,8 +1,6 @@
 #include "godwit/data/media_file.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <utility>
 
 #include "godwit/base/check.h"
@@ -24,27 +22,9 @@ struct Header {
   uint64_t more_zero = {};
   uint64_t header_checksum = {};
 };
-static_assert(sizeof(Header) == 64);
-
-uint64_t header_checksum(const Header& header) {
-  return io::xxh3(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, header_checksum)));
-}
-
-uint64_t padded(uint64_t bytes) {
-  return (bytes + 7) / 8 * 8;
-}
-
 }  // namespace
 
-MediaWriter::MediaWriter(fs::path path) : file_(std::move(path)) {
-  const Header blank{};
-  file_.append(std::as_bytes(std::span(&blank, 1)));
-}
-
-void MediaWriter::put(io::Bytes bytes) {
-  checksum_.update(bytes);
-  file_.append(bytes);
-}
+MediaWriter::MediaWriter(fs::path path) : file_(std::move(path)) {}
 
 void MediaWriter::add(uint64_t document, const MediaEntry& entry) {
   items_.push_back({.document = document,
@@ -55,38 +35,24 @@ void MediaWriter::add(uint64_t document, const MediaEntry& entry) {
                     .rows = entry.rows,
                     .columns = entry.columns});
   for (const std::string& frame : entry.frames) {
-    put(io::as_bytes(frame));
+    file_.put(io::as_bytes(frame));
     frame_offsets_.push_back(frame_offsets_.back() + frame.size());
   }
 }
 
 uint64_t MediaWriter::finish() {
-  constexpr std::byte kZeros[8] = {};
-  put(std::span(kZeros).first(padded(frame_offsets_.back()) - frame_offsets_.back()));
-  put(std::as_bytes(std::span(frame_offsets_)));
-  put(std::as_bytes(std::span(items_)));
-  Header header{.version = kVersion,
-                .items = items_.size(),
-                .frames = frame_offsets_.size() - 1,
-                .data_bytes = frame_offsets_.back(),
-                .checksum = checksum_.digest()};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.header_checksum = header_checksum(header);
-  file_.write_at(0, std::as_bytes(std::span(&header, 1)));
-  file_.commit();
-  return header.checksum;
+  file_.pad(frame_offsets_.back());
+  file_.put(std::as_bytes(std::span(frame_offsets_)));
+  file_.put(std::as_bytes(std::span(items_)));
+  return file_.finish(kMagic, Header{.version = kVersion,
+                                     .items = items_.size(),
+                                     .frames = frame_offsets_.size() - 1,
+                                     .data_bytes = frame_offsets_.back()});
 }
 
 MediaFile::MediaFile(fs::path path) : file_(std::move(path)) {
   const std::string where = file_.path().string();
-  Header header;
-  check(file_.size() >= sizeof header, "{}: {} bytes are too few for a media file", where, file_.size());
-  std::memcpy(&header, file_.bytes().data(), sizeof header);
-  check(std::equal(std::begin(kMagic), std::end(kMagic), header.magic), "{}: not a media file (wrong magic)",
-        where);
-  check(header.version == kVersion, "{}: version {} of the format, expected {}", where, header.version,
-        kVersion);
-  check(header.header_checksum == header_checksum(header), "{}: the header is damaged (checksum)", where);
+  const auto header = read_header<Header>(file_, kMagic, kVersion, "a media file");
   constexpr uint64_t kMost = uint64_t{1} << 56;  // no overflow below
   check(header.items < kMost && header.frames < kMost && header.data_bytes < kMost, "{}: impossible counts",
         where);
@@ -121,9 +87,7 @@ io::Bytes MediaFile::frame(uint64_t number) const {
 }
 
 void MediaFile::verify() const {
-  const uint64_t found = io::xxh3(file_.bytes().subspan(sizeof(Header)));
-  check(found == checksum_, "{}: damaged: checksum {}, expected {}", path().string(), io::hex64(found),
-        io::hex64(checksum_));
+  verify_body(file_, checksum_);
 }
 
 }  // namespace godwit::data

@@ -21,8 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "godwit/io/checksum.h"
-#include "godwit/io/file.h"
+#include "godwit/data/checked_file.h"
 
 namespace godwit::data {
 
@@ -53,12 +52,9 @@ class MediaWriter {
   uint64_t finish();  // the checksum
 
  private:
-  void put(io::Bytes bytes);
-
-  io::AtomicFile file_;
+  CheckedWriter file_;
   std::vector<uint64_t> frame_offsets_{0};
   std::vector<MediaRecord> items_;
-  io::Xxh3 checksum_;
 };
 
 class MediaFile {

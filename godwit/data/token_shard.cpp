@@ -28,15 +28,6 @@ struct Header {
   uint64_t checksum = {};
   uint64_t header_checksum = {};
 };
-static_assert(sizeof(Header) == 64);
-
-uint64_t header_checksum(const Header& header) {
-  return io::xxh3(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, header_checksum)));
-}
-
-uint64_t padded(uint64_t bytes) {
-  return (bytes + 7) / 8 * 8;
-}
 
 // Offsets must begin with 0, never fall, and end with `total`.
 void check_offsets(std::span<const uint64_t> offsets, uint64_t total, std::string_view what,
@@ -136,13 +127,6 @@ ShardWriter::ShardWriter(fs::path path, int64_t vocab_size)
     : file_(std::move(path)), vocab_size_(vocab_size), token_bytes_(token_bytes_for(vocab_size)) {
   check(vocab_size > 0 && vocab_size <= std::numeric_limits<int32_t>::max(), "{}: a vocabulary of {}",
         file_.path().string(), vocab_size);
-  const Header blank{};
-  file_.append(std::as_bytes(std::span(&blank, 1)));
-}
-
-void ShardWriter::put(io::Bytes bytes) {
-  checksum_.update(bytes);
-  file_.append(bytes);
 }
 
 void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes,
@@ -155,9 +139,9 @@ void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes
   }
   if (token_bytes_ == 2) {
     narrow_.assign(ids.begin(), ids.end());
-    put(std::as_bytes(std::span(narrow_)));
+    file_.put(std::as_bytes(std::span(narrow_)));
   } else {
-    put(std::as_bytes(ids));
+    file_.put(std::as_bytes(ids));
   }
   for (size_t i = 0; i < trained.size(); ++i) {
     if (trained[i]) continue;
@@ -171,42 +155,28 @@ void ShardWriter::add_document(std::span<const int32_t> ids, uint64_t text_bytes
 }
 
 ShardInfo ShardWriter::finish() {
-  const uint64_t token_area = tokens() * static_cast<uint64_t>(token_bytes_);
-  constexpr std::byte kZeros[8] = {};
-  put(std::span(kZeros).first(padded(token_area) - token_area));
-  put(std::as_bytes(std::span(token_offsets_)));
-  put(std::as_bytes(std::span(text_offsets_)));
+  file_.pad(tokens() * static_cast<uint64_t>(token_bytes_));
+  file_.put(std::as_bytes(std::span(token_offsets_)));
+  file_.put(std::as_bytes(std::span(text_offsets_)));
   if (masked_) {
     mask_.resize(padded((tokens() + 7) / 8), 0xFF);
     for (uint64_t bit = tokens(); bit < 8 * mask_.size(); ++bit)
       mask_[bit / 8] &= static_cast<uint8_t>(~(1u << (bit % 8)));
-    put(std::as_bytes(std::span(mask_)));
+    file_.put(std::as_bytes(std::span(mask_)));
   }
-  Header header{.version = masked_ ? kMaskedVersion : kVersion,
-                .token_bytes = static_cast<uint32_t>(token_bytes_),
-                .vocab_size = static_cast<uint64_t>(vocab_size_),
-                .tokens = tokens(),
-                .documents = token_offsets_.size() - 1,
-                .text_bytes = text_offsets_.back(),
-                .checksum = checksum_.digest()};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.header_checksum = header_checksum(header);
-  file_.write_at(0, std::as_bytes(std::span(&header, 1)));
-  file_.commit();
-  return {file_.path().filename().string(), header.tokens, header.documents, header.text_bytes,
-          header.checksum};
+  const Header header{.version = masked_ ? kMaskedVersion : kVersion,
+                      .token_bytes = static_cast<uint32_t>(token_bytes_),
+                      .vocab_size = static_cast<uint64_t>(vocab_size_),
+                      .tokens = tokens(),
+                      .documents = documents(),
+                      .text_bytes = text_offsets_.back()};
+  const uint64_t checksum = file_.finish(kMagic, header);
+  return {file_.path().filename().string(), header.tokens, header.documents, header.text_bytes, checksum};
 }
 
 TokenShard::TokenShard(fs::path path) : file_(std::move(path)) {
   const std::string where = file_.path().string();
-  Header header;
-  check(file_.size() >= sizeof header, "{}: {} bytes are too few for a token shard", where, file_.size());
-  std::memcpy(&header, file_.bytes().data(), sizeof header);
-  check(std::equal(std::begin(kMagic), std::end(kMagic), header.magic), "{}: not a token shard (wrong magic)",
-        where);
-  check(header.version == kVersion || header.version == kMaskedVersion,
-        "{}: version {} of the format, expected {} or {}", where, header.version, kVersion, kMaskedVersion);
-  check(header.header_checksum == header_checksum(header), "{}: the header is damaged (checksum)", where);
+  const auto header = read_header<Header>(file_, kMagic, kMaskedVersion, "a token shard");
   check(header.vocab_size > 0 && header.vocab_size <= std::numeric_limits<int32_t>::max() &&
             static_cast<int>(header.token_bytes) == token_bytes_for(static_cast<int64_t>(header.vocab_size)),
         "{}: {} bytes a token for a vocabulary of {}", where, header.token_bytes, header.vocab_size);
@@ -251,9 +221,7 @@ void TokenShard::copy_trained(uint64_t document, uint64_t begin, std::span<uint8
 }
 
 void TokenShard::verify() const {
-  const uint64_t found = io::xxh3(file_.bytes().subspan(sizeof(Header)));
-  check(found == checksum_, "{}: damaged: checksum {}, expected {}", path().string(), io::hex64(found),
-        io::hex64(checksum_));
+  verify_body(file_, checksum_);
 }
 
 }  // namespace godwit::data

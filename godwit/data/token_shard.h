@@ -23,8 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "godwit/io/checksum.h"
-#include "godwit/io/file.h"
+#include "godwit/data/checked_file.h"
 
 namespace godwit::data {
 
@@ -72,9 +71,7 @@ class ShardWriter {
   ShardInfo finish();
 
  private:
-  void put(io::Bytes bytes);
-
-  io::AtomicFile file_;
+  CheckedWriter file_;
   int64_t vocab_size_;
   int token_bytes_;
   std::vector<uint64_t> token_offsets_{0};
@@ -82,7 +79,6 @@ class ShardWriter {
   std::vector<uint8_t> mask_;  // bits; those past its end are 1
   bool masked_ = false;
   std::vector<uint16_t> narrow_;
-  io::Xxh3 checksum_;
 };
 
 // A mapped shard. Opening checks the header, the size and the offsets; damage inside the tokens shows in
