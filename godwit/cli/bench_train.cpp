@@ -21,6 +21,7 @@
 #include "godwit/dist/group.h"
 #include "godwit/model/config_keys.h"
 #include "godwit/model/forward.h"
+#include "godwit/ops/block_pool.h"
 #include "godwit/ops/ops.h"
 #include "godwit/plan/plan.h"
 #include "godwit/train/setup.h"
@@ -159,6 +160,7 @@ int run_bench_train(const BenchTrainArgs& args) {
   check(args.tokens % args.sequences == 0, "--tokens {} is not a multiple of --sequences {}", args.tokens,
         args.sequences);
   const bool gpu = !device.is_cpu();
+  if (!gpu) ops::use_block_pool();  // as run_training does
   RunData vocabulary;
   vocabulary.vocab_size = load_model_config(args.model).vocab_size;
   const RandomData random(vocabulary.vocab_size, args.sequences, args.tokens / args.sequences);

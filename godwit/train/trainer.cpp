@@ -18,6 +18,7 @@
 #include "godwit/base/stop_signals.h"
 #include "godwit/io/file.h"
 #include "godwit/model/checkpoint.h"
+#include "godwit/ops/block_pool.h"
 #include "godwit/train/checkpoint.h"
 #include "godwit/train/metrics.h"
 #include "godwit/train/position.h"
@@ -479,6 +480,7 @@ RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
   // Recomputing saves memory for time, and so does this: blocks of a MiB and more come from the system and go
   // back to it. glibc's heap would more than double the peak, holes between the gradients (docs/plan.md).
   if (recipe.train.recompute == Recompute::kBlock) ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  if (options.device.is_cpu()) ops::use_block_pool();
   const StopSignals signals;
   dist::Group alone;
   dist::Group& group = options.group != nullptr ? *options.group : alone;
