@@ -20,10 +20,12 @@ from reference.weights import read_file
 BUILD = pathlib.Path(os.environ["GODWIT_BUILD"])
 LENGTHS = [65, 1, 17, 130]  # around a chunk of 64, and a document without a target
 
-# Relative to the largest entry of a tensor. Godwit computes in fp32; so run, the reference itself is up to 6e-6 (logits) and 1e-4 (gradients) away from
-# fp64; the gradients' limit is twice that, for two such errors may add up. The largest is that of a convolution, 1.0e-4.
+DOCUMENTS = 4  # their seed: the one of 1 to 7 on which PyTorch's own fp32 gradients are nearest to fp64 (docs/fidelity.md, "Ill-conditioned tokens")
+
+# Relative to the largest entry of a tensor. Godwit computes in fp32; so run, the reference itself is up to 6e-6 (logits) and 1.7e-5 (gradients) away
+# from fp64, and Godwit's gradients up to 2.1e-5.
 LOGITS_LIMIT = 1e-5
-GRADIENT_LIMIT = 2e-4
+GRADIENT_LIMIT = 5e-5
 FLIP_MARGIN = 1e-5  # two scores closer than this may swap
 
 
@@ -72,7 +74,7 @@ class Reference(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch)
             config, weights = make_model(form, directory)
-            docs = documents(config.vocab_size, seed=7)
+            docs = documents(config.vocab_size, seed=DOCUMENTS)
             logits, routes, loss, grads = godwit_run(directory, docs)
             free = reference_run(config, weights, docs)
             pinned = reference_run(config, weights, docs, routes)
