@@ -2,6 +2,7 @@
 #include "godwit/model/convert.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 
@@ -41,6 +42,9 @@ int run_convert(const ConvertArgs& args) {
   if (summary.left_out > 0)
     print_out("{} tensors of the vision tower and projector: left out, this layout has no place for them\n",
               summary.left_out);
+  if (!summary.keys_left_out.empty())
+    print_out("left out of config.json, as they say nothing in this layout: {}\n",
+              fmt::join(summary.keys_left_out, ", "));
   return 0;
 }
 

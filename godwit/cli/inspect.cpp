@@ -133,7 +133,8 @@ json fit_json(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
   return {{"complete", found.differences.empty()},
           {"differences", found.differences},
           {"experts", packed ? "mxfp4" : "plain"},
-          {"vision", found.vision}};
+          {"vision", found.vision},
+          {"warnings", found.warnings}};
 }
 
 void print_fit(const json& fit) {
@@ -144,7 +145,9 @@ void print_fit(const json& fit) {
     print_out("the tensors do not fit config.json: {}", fit["differences"].get<std::string>());
   if (fit["experts"] == "mxfp4") write_out("; routed experts in MXFP4");
   if (vision > 0) print_out("; {} of the vision tower and projector", vision);
-  write_out("\n\n");
+  write_out("\n");
+  for (const json& warning : fit["warnings"]) print_out("warning: {}\n", warning.get<std::string>());
+  write_out("\n");
 }
 
 json inspect_model(const fs::path& path) {

@@ -71,6 +71,7 @@ int run_logits(const LogitsArgs& args) {
   const MediaList media = load_pictures(args, config);
   expand_places(config, media, ids);
   const auto tokens = static_cast<int64_t>(ids.size());
+  check(tokens > 0, "{}: no token ids: there are no logits of nothing", args.tokens);
   if (!args.split.empty()) {
     const int64_t sum = std::accumulate(args.split.begin(), args.split.end(), int64_t{0});
     check(sum == tokens, "--split: the pieces have {} tokens, {} has {}", sum, args.tokens, tokens);

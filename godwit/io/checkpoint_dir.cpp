@@ -186,6 +186,16 @@ std::vector<std::string_view> CheckpointDir::names() const {
   return result;
 }
 
+std::vector<std::string> CheckpointDir::stray_files() const {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(directory_)) {
+    const std::string name = entry.path().filename().string();
+    if (is_shard_name(name) && std::ranges::find(files_, name) == files_.end()) out.push_back(name);
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
 std::string CheckpointDir::scan(
     const std::function<void(const SafetensorsFile&, const StoredTensor&)>& visit) const {
   std::vector<bool> seen(names_.size());

@@ -35,6 +35,8 @@ class CheckpointDir {
   int64_t size() const { return static_cast<int64_t>(names_.size()); }  // tensors
   const std::vector<std::string>& shard_files() const { return files_; }
   std::optional<uint64_t> declared_size() const { return total_size_; }  // the index's total_size
+  // .safetensors files of the directory that are no part of the checkpoint, sorted.
+  std::vector<std::string> stray_files() const;
 
   bool contains(std::string_view name) const { return find(name) != nullptr; }
   // A shard without a tensor that the index places there is an Error, as is an unknown name.

@@ -1,6 +1,7 @@
 #include "godwit/io/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,6 +65,45 @@ constexpr const char* kTemporary = ".tmp-";
 fs::path temporary_beside(const fs::path& path) {
   static std::atomic<uint64_t> counter{0};
   return path.string() + fmt::format("{}{}-{}", kTemporary, ::getpid(), counter++);
+}
+
+enum class Lock { kHeld, kTaken, kUnknown };  // kTaken: by someone else, or the directory is gone
+
+// Takes the lock of a directory, which `*fd` then holds.
+Lock lock_directory(const fs::path& path, int* fd) {
+  *fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*fd < 0) return errno == ENOENT ? Lock::kTaken : Lock::kUnknown;
+  if (::flock(*fd, LOCK_EX | LOCK_NB) == 0) {
+    struct stat held {};
+    struct stat named {};
+    if (::fstat(*fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino)
+      return Lock::kHeld;
+  } else if (errno != EWOULDBLOCK) {  // a file system without locks
+    ::close(std::exchange(*fd, -1));
+    return Lock::kUnknown;
+  }
+  ::close(std::exchange(*fd, -1));
+  return Lock::kTaken;
+}
+
+std::vector<fs::path> temporaries_of(const fs::path& path) {
+  const std::string prefix = path.filename().string() + kTemporary;
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent_of(path), error))
+    if (entry.path().filename().string().starts_with(prefix)) found.push_back(entry.path());
+  return found;
+}
+
+// Removes temporary directories whose writer has died and let go of the lock.
+void remove_abandoned(const fs::path& path) {
+  for (const fs::path& entry : temporaries_of(path)) {
+    int fd = -1;
+    if (lock_directory(entry, &fd) != Lock::kHeld) continue;
+    std::error_code ignored;
+    fs::remove_all(entry, ignored);
+    ::close(fd);
+  }
 }
 
 }  // namespace
@@ -177,20 +217,28 @@ void write_file_atomic(const fs::path& path, Bytes bytes) {
 AtomicDirectory::AtomicDirectory(fs::path path, Existing existing)
     : path_(without_trailing_slash(std::move(path))), existing_(existing) {
   std::error_code error;
-  if (existing_ == Existing::kRefuse && fs::exists(path_, error)) {
-    check(fs::is_directory(path_, error) && fs::is_empty(path_, error), "{} exists already", path_.string());
+  if (existing_ == Existing::kRefuse) {
+    // A rename does not go through a link: it would only fail at the end.
+    check(!fs::is_symlink(fs::symlink_status(path_, error)), "{} is a symbolic link: name the place itself",
+          path_.string());
+    check(!fs::exists(path_, error) || (fs::is_directory(path_, error) && fs::is_empty(path_, error)),
+          "{} exists already", path_.string());
   }
   make_directories(parent_of(path_));
-  do {
+  remove_abandoned(path_);
+  for (bool made = false; !made;) {
     temporary_ = temporary_beside(path_);
-    if (::mkdir(temporary_.c_str(), 0777) == 0) return;
-  } while (errno == EEXIST);
-  fail("cannot create {}: {}", path_.string(), reason(errno));
+    if (::mkdir(temporary_.c_str(), 0777) == 0)
+      made = lock_directory(temporary_, &lock_) != Lock::kTaken;  // by one that took it for abandoned
+    else if (errno != EEXIST)
+      fail("cannot create {}: {}", path_.string(), reason(errno));
+  }
 }
 
 AtomicDirectory::~AtomicDirectory() {
   std::error_code ignored;
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  if (lock_ >= 0) ::close(lock_);
 }
 
 void AtomicDirectory::commit() {
@@ -198,19 +246,19 @@ void AtomicDirectory::commit() {
   sync_tree(temporary_);
   if (existing_ == Existing::kReplace) {
     replace_directory(temporary_, path_);
+  } else if (::rename(temporary_.c_str(), path_.c_str()) == 0) {
+    sync_directory(parent_of(path_));
   } else {
-    rename_durable(temporary_, path_);
+    check(errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR,
+          "{} exists already: something else has made it in the meantime", path_.string());
+    fail("cannot rename {} to {}: {}", temporary_.string(), path_.string(), reason(errno));
   }
   temporary_.clear();
 }
 
 void remove_temporaries(const fs::path& path) {
-  const std::string prefix = path.filename().string() + kTemporary;
-  std::vector<fs::path> stale;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(parent_of(path), error))
-    if (entry.path().filename().string().starts_with(prefix)) stale.push_back(entry.path());
-  for (const fs::path& entry : stale) {
+  for (const fs::path& entry : temporaries_of(path)) {
+    std::error_code error;
     fs::remove_all(entry, error);
     if (error) fail("cannot remove {}: {}", entry.string(), error.message());
   }

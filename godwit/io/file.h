@@ -86,8 +86,9 @@ inline void write_file_atomic(const fs::path& path, std::string_view text) {
 }
 
 // A directory that appears complete or not at all: fill temporary(), then commit() syncs every file and
-// renames. Parents are created. An existing non-empty directory of that name is an error, unless `replace`:
-// then the two change places in one step and the old one is removed.
+// renames. Parents are created. An existing non-empty directory of that name, or a symbolic link, is an
+// error, unless `replace`: then the two change places in one step and the old one is removed. What killed
+// writers of the same name left behind is removed first: a living one holds a lock on its directory.
 class AtomicDirectory {
  public:
   enum class Existing { kRefuse, kReplace };
@@ -103,6 +104,7 @@ class AtomicDirectory {
  private:
   fs::path path_;
   fs::path temporary_;
+  int lock_ = -1;  // descriptor of temporary_
   Existing existing_;
 };
 

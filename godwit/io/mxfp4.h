@@ -13,6 +13,8 @@
 namespace godwit::io {
 
 inline constexpr int64_t kMxfp4Group = 32;
+// Weights of this magnitude and more become infinite: 3.5 * 2^126 is nearest to 4 * 2^126.
+inline constexpr float kMxfp4Limit = 0x1.cp127f;
 
 // How a group's scale follows from amax, its largest magnitude.
 enum class Mxfp4ScaleRule {
@@ -33,8 +35,8 @@ uint8_t encode_e2m1(float x);
 float decode_e2m1(uint8_t code);  // the low four bits
 float decode_e8m0(uint8_t byte);
 
-// weights: whole groups. packed: weights/2 bytes; scales: weights/32. A weight that is not finite is an
-// Error.
+// weights: whole groups. packed: weights/2 bytes; scales: weights/32. A weight of kMxfp4Limit or more, or
+// NaN, is an Error.
 void mxfp4_quantize(std::span<const float> weights, std::span<uint8_t> packed, std::span<uint8_t> scales,
                     Mxfp4ScaleRule rule);
 // The same with scales given, as for writing back a checkpoint whose scales are kept: its bytes then do not

@@ -8,8 +8,10 @@
 
 #include "godwit/base/check.h"
 #include "godwit/io/checkpoint_tensor.h"
+#include "godwit/io/finite.h"
 #include "godwit/io/mxfp4.h"
 #include "godwit/model/layout.h"
+#include "godwit/ops/mxfp4_limit.h"
 
 namespace godwit {
 namespace {
@@ -54,6 +56,7 @@ class Filler {
     if (place->part == StoredPart::kScale) return;
     Tensor& value = *values_[place->param];
     const int64_t piece = param.info.role == ParamRole::kExperts ? place->piece : -1;
+    check_values(file, tensor, param, *place, value.scalar_type());
     if (place->part == StoredPart::kPacked) {
       if (value.scalar_type() == at::kByte) return copy_packed(param, piece, as_matrix(param.info, value));
       return store_param(param.info, piece, read_packed(checkpoint_, param, piece), value);
@@ -70,11 +73,28 @@ class Filler {
     store_param(param.info, piece, stored, value);
   }
 
+  // A value that is not finite in the type that it gets is refused, for it would only show in the logits.
+  void check_values(const io::SafetensorsFile& file, const io::StoredTensor& tensor, const StoredParam& param,
+                    const StoredNames::Place& place, at::ScalarType type) const {
+    const std::string where = file.path().string() + ": " + tensor.name;
+    if (place.part == StoredPart::kPacked) {
+      const io::CheckpointDir::Found scales = checkpoint_.at(param.name(place.piece, StoredPart::kScale));
+      const auto found = io::find_not_finite_mxfp4(as_u8(file.bytes(tensor)), as_u8(scales.bytes));
+      return io::check_finite(found, where, param.shape, "MXFP4");
+    }
+    const bool packs = !at::isFloatingType(type);  // int8 or MXFP4
+    const io::Dtype to = packs ? io::Dtype::F32 : io::from_scalar_type(type);
+    const double limit = type == at::kByte ? io::kMxfp4Limit : io::finite_limit(to);
+    io::check_finite(io::find_not_finite(file.bytes(tensor), tensor.dtype, limit), where, tensor.shape,
+                     type == at::kByte ? "MXFP4" : io::dtype_name(to));
+  }
+
   // An expert's MXFP4 bytes as they are.
   void copy_packed(const StoredParam& param, int64_t piece, const Matrix& value) const {
     const auto copy = [&](StoredPart part, const Tensor& all) {
-      const Tensor to = all.select(0, piece);
-      to.copy_(io::tensor_view(checkpoint_, param.name(piece, part)).view(to.sizes()));
+      const Tensor to = all.select(0, piece), from = io::tensor_view(checkpoint_, param.name(piece, part));
+      if (part == StoredPart::kScale) ops::check_mxfp4_scales(param.name(piece, part), from, value.device());
+      to.copy_(from.view(to.sizes()));
     };
     copy(StoredPart::kPacked, value);
     copy(StoredPart::kScale, value.scale);
@@ -134,8 +154,10 @@ void save_weights(const ModelConfig& config, ModelWeights& weights, const std::s
     io::write_file_atomic(io::fs::path(directory) / name, value.dump(2) + "\n");
   };
   write_json("config.json", to_json(config));
-  write_json("generation_config.json",
-             {{"max_length", config.max_position}, {"eos_token_id", config.eos_id}});
+  nlohmann::json generation = nlohmann::json::object();  // what is not known is left out
+  if (config.max_position > 0) generation["max_length"] = config.max_position;
+  if (config.eos_id >= 0) generation["eos_token_id"] = config.eos_id;
+  write_json("generation_config.json", generation);
 }
 
 }  // namespace godwit

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "godwit/base/check.h"
+#include "godwit/model/config_refused.h"
+#include "godwit/model/config_source.h"
 #include "godwit/model/presets.h"
 
 namespace godwit {
@@ -107,29 +109,6 @@ class Reader {
 };
 
 constexpr int64_t kMostExperts = 65536;  // every expert has names of its own in a checkpoint
-
-// Packed experts are read as MXFP4 and as nothing else.
-void check_quantization(const json& root, const std::string& where) {
-  for (const json* at : {&root, root.contains("text_config") ? &root["text_config"] : &root}) {
-    if (!at->is_object() || !at->contains("quantization_config") || (*at)["quantization_config"].is_null())
-      continue;
-    const json& found = (*at)["quantization_config"];
-    const auto expect = [&](const json& object, const char* key, const json& value) {
-      const json got = object.is_object() && object.contains(key) ? object[key] : json();
-      check(got == value, "{}: quantization_config: '{}' is {}, and only {} is known", where, key, got.dump(),
-            value.dump());
-    };
-    expect(found, "quant_method", "compressed-tensors");
-    expect(found, "format", "mxfp4-pack-quantized");
-    if (!found.contains("config_groups")) continue;
-    for (const auto& [name, group] : found["config_groups"].items()) {
-      const json weights = group.is_object() && group.contains("weights") ? group["weights"] : json();
-      expect(weights, "num_bits", 4);
-      expect(weights, "type", "float");
-      expect(weights, "group_size", 32);
-    }
-  }
-}
 
 void read_layers(const Reader& linear, ModelConfig& config) {
   config.kda_layer.assign(config.layers, false);
@@ -318,6 +297,7 @@ json linear_attn_json(const ModelConfig& config) {
 
 json text_json(const ModelConfig& c) {
   const auto nonzero = [](int64_t value) { return value > 0 ? json(value) : json(nullptr); };
+  const auto id = [](int64_t value) { return value >= 0 ? json(value) : json(nullptr); };
   json text = {{"model_type", "kimi_linear"},
                {"architectures", {"KimiLinearForCausalLM"}},
                {"vocab_size", c.vocab_size},
@@ -330,7 +310,7 @@ json text_json(const ModelConfig& c) {
                {"rms_norm_eps", c.rms_norm_eps},
                {"initializer_range", c.initializer_range},
                {"tie_word_embeddings", c.tie_embeddings},
-               {"max_position_embeddings", c.max_position},
+               {"max_position_embeddings", nonzero(c.max_position)},
                {"q_lora_rank", nonzero(c.mla.q_lora_rank)},
                {"kv_lora_rank", c.mla.kv_lora_rank},
                {"qk_nope_head_dim", c.mla.nope_dim},
@@ -339,9 +319,9 @@ json text_json(const ModelConfig& c) {
                {"mla_use_nope", !c.mla.rotary},
                {"mla_use_output_gate", c.mla.gate == MlaGate::kOutput},
                {"rope_theta", c.mla.rope_theta},
-               {"bos_token_id", c.bos_id},
-               {"eos_token_id", c.eos_id},
-               {"pad_token_id", c.pad_id},
+               {"bos_token_id", id(c.bos_id)},
+               {"eos_token_id", id(c.eos_id)},
+               {"pad_token_id", id(c.pad_id)},
                {"num_nextn_predict_layers", 0},
                {"dtype", c.dtype}};
   if (c.situ) {
@@ -399,7 +379,6 @@ void validate_vision(const VisionConfig& v, const std::string& where) {
 
 ModelConfig parse_model_config(const json& root_json, const std::string& where) {
   const Reader root(root_json, where);
-  check_quantization(root_json, where);
   ModelConfig config;
   const bool nested = root.has("text_config");
   config.model_type = root.string("model_type", nested ? "kimi_k3" : "kimi_linear");
@@ -408,6 +387,7 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
   check(nested == (config.model_type == "kimi_k3"), "{}: a \"{}\" configuration {} a nested 'text_config'",
         where, config.model_type, nested ? "has not" : "needs");
   const Reader text = nested ? root.object("text_config") : root;
+  refuse_other_models(root_json, where);
   config.dtype = root.string("dtype", root.string("torch_dtype", text.string("dtype", "bfloat16")));
   check(config.dtype == "bfloat16" || config.dtype == "float32" || config.dtype == "float16",
         "{}: 'dtype' must be \"bfloat16\", \"float32\" or \"float16\", got \"{}\"", where, config.dtype);
@@ -440,6 +420,7 @@ ModelConfig parse_model_config(const json& root_json, const std::string& where) 
   if (root.has("vision_config")) config.vision = read_vision(root.object("vision_config"));
   if (root.has("godwit")) read_options(root.object("godwit"), config);
   validate(config, where);
+  refuse_contradictions(root_json, config, where);
   return config;
 }
 
@@ -504,10 +485,10 @@ json to_json(const ModelConfig& config) {
   json root = {{"architectures", {"KimiK3ForConditionalGeneration"}},
                {"model_type", config.model_type},
                {"dtype", config.dtype},
-               {"bos_token_id", config.bos_id},
-               {"eos_token_id", config.eos_id},
-               {"pad_token_id", config.pad_id},
-               {"media_placeholder_token_id", config.media_id},
+               {"bos_token_id", text["bos_token_id"]},
+               {"eos_token_id", text["eos_token_id"]},
+               {"pad_token_id", text["pad_token_id"]},
+               {"media_placeholder_token_id", config.media_id >= 0 ? json(config.media_id) : json(nullptr)},
                {"ignore_index", -100},
                {"tie_word_embeddings", config.tie_embeddings},
                {"text_config", text},
@@ -531,14 +512,18 @@ json preset_json(const std::string& name) {
   fail("no model '{}': expected a directory with config.json, a config.json, or a preset ({})", name, names);
 }
 
+std::string model_json_path(const std::string& model) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(model, ignored)
+             ? (std::filesystem::path(model) / "config.json").string()
+             : model;
+}
+
 json load_model_json(const std::string& model) {
   namespace fs = std::filesystem;
-  fs::path path = model;
+  const fs::path path = model_json_path(model);
   std::error_code ignored;
-  if (fs::is_directory(path, ignored))
-    path /= "config.json";
-  else if (!fs::is_regular_file(path, ignored))
-    return preset_json(model);
+  if (path == model && !fs::is_regular_file(path, ignored)) return preset_json(model);
   check(!fs::exists(path, ignored) || fs::is_regular_file(path, ignored), "{}: not a regular file",
         path.string());
   std::ifstream file(path);
@@ -551,7 +536,7 @@ json load_model_json(const std::string& model) {
 }
 
 ModelConfig load_model_config(const std::string& model) {
-  return parse_model_config(load_model_json(model), model);
+  return parse_model_config(load_model_json(model), model_json_path(model));
 }
 
 }  // namespace godwit

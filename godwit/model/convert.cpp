@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <span>
 
 #include "godwit/base/check.h"
 #include "godwit/io/checkpoint_tensor.h"
+#include "godwit/io/finite.h"
 #include "godwit/io/mxfp4.h"
 #include "godwit/model/checkpoint.h"
+#include "godwit/model/convert_config.h"
 #include "godwit/model/convert_source.h"
 
 namespace godwit {
@@ -19,7 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using at::Tensor;
-using nlohmann::json;
 
 constexpr int64_t kBlock = 1 << 22;  // elements converted at a time: a few buffers of 16 MiB
 
@@ -50,13 +50,14 @@ class PieceWriter {
 
   void write(const StoredPiece& from, const StoredParam& source, const StoredParam& target, int64_t piece,
              const std::string& where) const {
+    check_values(from, source, target, piece, where);
     if (is_a_log(target.info)) return a_log(from, target, where);
     if (source.packed && target.packed) {
       writer_.append(target.name(piece, StoredPart::kPacked), from.bytes);
       writer_.append(target.name(piece, StoredPart::kScale), from.scales);
       return;
     }
-    if (target.packed) return quantise(from, source, target, piece, where);
+    if (target.packed) return quantise(from, target, piece);
     const std::string name = target.name(piece, StoredPart::kWeight);
     if (source.packed) return dequantise(from, target, name);
     if (from.dtype == target.dtype) return writer_.append(name, from.bytes);
@@ -68,6 +69,20 @@ class PieceWriter {
   }
 
  private:
+  // What is not finite, or would not be in the type that it gets, is nowhere copied through.
+  static void check_values(const StoredPiece& from, const StoredParam& source, const StoredParam& target,
+                           int64_t piece, const std::string& where) {
+    const std::string name =
+        where + ": " + source.name(piece, source.packed ? StoredPart::kPacked : StoredPart::kWeight);
+    if (source.packed) {
+      return io::check_finite(io::find_not_finite_mxfp4(as_u8(from.bytes), as_u8(from.scales)), name,
+                              source.shape, "MXFP4");
+    }
+    const double limit = target.packed ? io::kMxfp4Limit : io::finite_limit(target.dtype);
+    io::check_finite(io::find_not_finite(from.bytes, from.dtype, limit), name, source.shape,
+                     target.packed ? "MXFP4" : io::dtype_name(target.dtype));
+  }
+
   // [heads], [1, 1, heads, 1] or zero-padded, to the form of the target.
   void a_log(const StoredPiece& from, const StoredParam& target, const std::string& where) const {
     const int64_t heads = target.info.shape[0];
@@ -92,8 +107,7 @@ class PieceWriter {
     }
   }
 
-  void quantise(const StoredPiece& from, const StoredParam& source, const StoredParam& target, int64_t piece,
-                const std::string& where) const {
+  void quantise(const StoredPiece& from, const StoredParam& target, int64_t piece) const {
     const int64_t n = static_cast<int64_t>(from.bytes.size()) / io::dtype_size(from.dtype);
     StoredPiece given;
     if (scales_) given = scales_->read(param_of_scales(target), piece);
@@ -101,8 +115,6 @@ class PieceWriter {
       const int64_t count = std::min(kBlock, n - at);
       const auto size = static_cast<size_t>(io::dtype_size(from.dtype));
       const Tensor block = read_floats(from.bytes.subspan(at * size, count * size), from.dtype, at::kFloat);
-      check(at::isfinite(block).all().item<bool>(), "{}: {} holds a value that is not finite", where,
-            source.name(piece, StoredPart::kWeight));
       const std::span<const float> values(block.const_data_ptr<float>(), static_cast<size_t>(count));
       Tensor packed = at::empty({count / 2}, at::kByte);
       Tensor scales = at::empty({count / io::kMxfp4Group}, at::kByte);
@@ -147,64 +159,36 @@ std::vector<StoredParam> target_params(const ConvertSource& source, const ModelC
   return target;
 }
 
-const char* dtype_text(io::Dtype dtype) {
-  return dtype == io::Dtype::F32 ? "float32" : dtype == io::Dtype::F16 ? "float16" : "bfloat16";
-}
-
-// As the released configuration describes its experts.
-json quantization_json() {
-  const json weights = {{"num_bits", 4},
-                        {"type", "float"},
-                        {"group_size", 32},
-                        {"strategy", "group"},
-                        {"symmetric", true},
-                        {"dynamic", false},
-                        {"observer", "minmax"},
-                        {"observer_kwargs", json::object()},
-                        {"scale_dtype", "torch.uint8"},
-                        {"zp_dtype", nullptr},
-                        {"actorder", nullptr},
-                        {"block_structure", nullptr}};
-  const json group = {{"targets", {"Linear"}},
-                      {"weights", weights},
-                      {"input_activations", nullptr},
-                      {"output_activations", nullptr},
-                      {"format", "mxfp4-pack-quantized"}};
-  return {{"quant_method", "compressed-tensors"},
-          {"format", "mxfp4-pack-quantized"},
-          {"quantization_status", "compressed"},
-          {"kv_cache_scheme", nullptr},
-          {"global_compression_ratio", nullptr},
-          {"config_groups", {{"group_0", group}}},
-          {"ignore",
-           {"re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-            "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"}}};
-}
-
-// config.json of OUT: IN's own with what changes, or a new one for another layout.
-json target_json(const ConvertSource& source, const ModelConfig& config, io::Dtype dtype, bool packed) {
-  json root = config.model_type == source.config().model_type ? source.json() : to_json(config);
-  const bool nested = root.contains("text_config");
-  json& text = nested ? root["text_config"] : root;
-  root["dtype"] = dtype_text(dtype);
-  for (json* object : {&root, &text}) {
-    if (object->contains("torch_dtype")) (*object)["torch_dtype"] = dtype_text(dtype);
-    if (object->contains("dtype")) (*object)["dtype"] = dtype_text(dtype);
-    if (!packed) object->erase("quantization_config");
-  }
-  if (packed && !root.contains("quantization_config") && !text.contains("quantization_config"))
-    text["quantization_config"] = quantization_json();
-  return root;
-}
-
 ModelConfig target_config(const ConvertSource& source, const ConvertOptions& options) {
   ModelConfig config = source.config();
   if (!options.model_type || *options.model_type == config.model_type) return config;
   check(*options.model_type == "kimi_k3" || *options.model_type == "kimi_linear",
         "the layout must be \"kimi_k3\" or \"kimi_linear\", got \"{}\"", *options.model_type);
   config.model_type = *options.model_type;
-  if (config.model_type == "kimi_linear") config.vision.reset();  // it has no place for one
+  if (config.model_type == "kimi_linear") {  // it has no place for one
+    config.vision.reset();
+    config.media_id = -1;
+  }
   return config;
+}
+
+// OUT must not lie in IN: it would be a part of what is read, and of what the next conversion copies.
+void refuse_inside(const std::string& in, const std::string& out) {
+  const fs::path outer = fs::weakly_canonical(in), inner = fs::weakly_canonical(out);
+  const auto [end, ignored] = std::ranges::mismatch(outer, inner);
+  check(!fs::is_directory(outer) || end != outer.end(), "{} lies in {}: write somewhere else", out, in);
+}
+
+// Scales that nothing would take.
+void check_scales_used(const ConvertOptions& options, const ConvertSource& source,
+                       const std::vector<StoredParam>& target) {
+  if (!options.scales_from) return;
+  check(options.dtype == ConvertDtype::kMxfp4, "--scales-from: nothing is packed without --dtype mxfp4");
+  bool any = false;
+  for (size_t p = 0; p < target.size(); ++p) any |= target[p].packed && !source.params()[p].packed;
+  check(any, "--scales-from: {} has no experts to pack: {}", source.path(),
+        std::ranges::any_of(source.params(), &StoredParam::packed) ? "they are MXFP4 and keep their scales"
+                                                                   : "every layer is dense");
 }
 
 // Pieces of one file of OUT in the order of the files of IN.
@@ -237,11 +221,13 @@ uint64_t piece_bytes(const StoredParam& param) {
 ConvertSummary convert_checkpoint(const std::string& in, const std::string& out,
                                   const ConvertOptions& options) {
   const at::NoGradGuard no_grad;
+  refuse_inside(in, out);
   io::AtomicDirectory directory(out);
   const auto source = open_convert_source(in);
   const auto scales = options.scales_from ? open_convert_source(*options.scales_from) : nullptr;
   const ModelConfig config = target_config(*source, options);
   const std::vector<StoredParam> params = target_params(*source, config, options);
+  check_scales_used(options, *source, params);
   const std::vector<io::ShardPlan> plan = plan_files(config, params, options.shard_bytes);
 
   ConvertSummary summary{.tensors_in = source->tensors(), .files = static_cast<int64_t>(plan.size())};
@@ -253,6 +239,8 @@ ConvertSummary convert_checkpoint(const std::string& in, const std::string& out,
     summary.bytes += piece_bytes(param) * static_cast<uint64_t>(param.pieces());
   }
   for (const io::ShardPlan& shard : plan) summary.tensors_out += static_cast<int64_t>(shard.tensors.size());
+  const ConvertedConfig written = converted_config(source->json(), config, dtype, summary.packed);
+  summary.keys_left_out = written.left_out;
 
   io::CheckpointWriter writer(directory.temporary(), plan);
   const PieceWriter pieces(writer, scales.get());
@@ -267,8 +255,7 @@ ConvertSummary convert_checkpoint(const std::string& in, const std::string& out,
     }
   }
   writer.commit();
-  const json written = target_json(*source, config, dtype, summary.packed);
-  io::write_file_atomic(directory.temporary() / "config.json", written.dump(2) + "\n");
+  io::write_file_atomic(directory.temporary() / "config.json", written.json.dump(2) + "\n");
   for (const fs::path& file : source->other_files())
     fs::copy_file(file, directory.temporary() / file.filename());
   directory.commit();

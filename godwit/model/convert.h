@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "godwit/model/layout.h"
 
@@ -28,12 +29,13 @@ struct ConvertSummary {
   int64_t files = 0;
   uint64_t bytes = 0;
   bool packed = false;
-  int64_t vision = 0;    // of the vision tower and projector
-  int64_t left_out = 0;  // the same where the layout has no place for them
+  int64_t vision = 0;                           // of the vision tower and projector
+  int64_t left_out = 0;                         // the same where the layout has no place for them
+  std::vector<std::string> keys_left_out = {};  // of config.json, likewise
 };
 
 // OUT is a model directory with config.json and whatever lay beside IN's weights. It appears when it is
-// complete; an existing one is refused.
+// complete; an existing one is refused, and so are values that are not finite or would not be in OUT.
 ConvertSummary convert_checkpoint(const std::string& in, const std::string& out,
                                   const ConvertOptions& options);
 

@@ -7,6 +7,7 @@
 #include "godwit/base/check.h"
 #include "godwit/io/jsonl.h"
 #include "godwit/io/snapshot.h"
+#include "godwit/model/config_source.h"
 #include "godwit/model/weights.h"
 
 namespace godwit {
@@ -34,7 +35,7 @@ class DirectorySource : public ConvertSource {
   explicit DirectorySource(const std::string& path) : checkpoint_(path) {
     path_ = path;
     json_ = load_model_json(path);
-    config_ = parse_model_config(json_, path);
+    config_ = parse_model_config(json_, model_json_path(path));
     FoundModel found = require_model(config_, checkpoint_);
     params_ = std::move(found.params);
     tensors_ = found.tensors;
@@ -76,7 +77,7 @@ class SnapshotSource : public ConvertSource {
     check(meta.contains("config"), "{}: no 'config': the checkpoint was written before they had one",
           (fs::path(path) / kMeta).string());
     json_ = meta.at("config");
-    config_ = parse_model_config(json_, path);
+    config_ = parse_model_config(json_, (fs::path(path) / kMeta).string());
     params_ = stored_params(config_, io::Dtype::F32, /*packed=*/false);
     std::erase_if(params_, [&](const StoredParam& param) {  // a run without pictures may have no tower
       return param.vision && !file_.find(kStatePrefix + param.info.name);

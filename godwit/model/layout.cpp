@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "godwit/base/check.h"
+#include "godwit/base/log.h"
 #include "godwit/io/mxfp4.h"
+#include "godwit/model/config_refused.h"
 #include "godwit/model/weights.h"
 
 namespace godwit {
@@ -54,8 +58,10 @@ bool is_float(io::Dtype dtype) {
 // Collects what a scan of the files finds.
 class Matcher {
  public:
-  explicit Matcher(const ModelConfig& config)
-      : params_(stored_params(config, io::Dtype::F32, /*packed=*/false)),
+  // `quantised`: config.json says that experts are packed.
+  Matcher(const ModelConfig& config, bool quantised)
+      : quantised_(quantised),
+        params_(stored_params(config, io::Dtype::F32, /*packed=*/false)),
         names_(params_),
         marks_(params_.size()) {
     for (size_t p = 0; p < params_.size(); ++p) marks_[p].resize(params_[p].pieces());
@@ -75,6 +81,7 @@ class Matcher {
     if (mark & bit) twice_.add(tensor.name);  // under two names
     mark |= bit;
     if (param.vision) ++result_.vision;
+    if (place->part != StoredPart::kWeight && !quantised_) unexplained_.add(tensor.name);
     check_shape(param, *place, tensor);
     const bool fits =
         place->part == StoredPart::kWeight ? is_float(tensor.dtype) : tensor.dtype == io::Dtype::U8;
@@ -94,6 +101,7 @@ class Matcher {
     twice_.print("there twice", "; ", text);
     shapes_.print("of another shape", "; ", text);
     types_.print("of a type that cannot be converted", "; ", text);
+    unexplained_.print("packed without a 'quantization_config'", "; ", text);
     if (!faults.empty()) text += (text.empty() ? "" : "; ") + faults;
     if (!any_vision) std::erase_if(params_, [](const StoredParam& param) { return param.vision; });
     result_.params = std::move(params_);
@@ -143,11 +151,12 @@ class Matcher {
     }
   }
 
+  bool quantised_;
   std::vector<StoredParam> params_;
   StoredNames names_;
   std::vector<std::vector<uint8_t>> marks_;  // by parameter and piece: bits of the parts seen
   FoundModel result_;
-  io::CaseList missing_, unexpected_, twice_, shapes_, types_;
+  io::CaseList missing_, unexpected_, twice_, shapes_, types_, unexplained_;
 };
 
 // The layer of a name ("….layers.3.…"), if it has one.
@@ -244,16 +253,30 @@ std::optional<StoredNames::Place> StoredNames::find(std::string_view name) const
 }
 
 FoundModel find_model(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
-  Matcher matcher(config);
+  const std::string directory = checkpoint.path().string();
+  const bool configured = std::filesystem::exists(checkpoint.path() / "config.json");
+  Matcher matcher(config, !configured || has_quantization(load_model_json(directory)));
   const std::string faults = checkpoint.scan(
       [&](const io::SafetensorsFile&, const io::StoredTensor& tensor) { matcher.add(tensor); });
-  return matcher.finish(faults);
+  FoundModel found = matcher.finish(faults);
+  io::CaseList strays;
+  for (std::string& file : checkpoint.stray_files()) strays.add(std::move(file));
+  std::string text;
+  strays.print("files are no part of the checkpoint and are not read", "", text);
+  if (!text.empty()) found.warnings.push_back(directory + ": " + text);
+  const std::optional<uint64_t> declared = checkpoint.declared_size();
+  if (declared && *declared != found.bytes) {
+    found.warnings.push_back(fmt::format("{}/{}: total_size is {}, the tensors have {} bytes", directory,
+                                         io::kCheckpointIndexFile, *declared, found.bytes));
+  }
+  return found;
 }
 
 FoundModel require_model(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
   FoundModel found = find_model(config, checkpoint);
   check(found.differences.empty(), "{}: the tensors do not fit config.json: {}", checkpoint.path().string(),
         found.differences);
+  for (const std::string& warning : found.warnings) log_warn("{}", warning);
   return found;
 }
 

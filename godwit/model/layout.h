@@ -63,14 +63,18 @@ struct FoundModel {
   std::vector<StoredParam> params;  // as found: name, dtype, shape, packed or not; vision only if it is there
   // What does not fit, one line: of each kind the count and the first ten. Empty if everything does.
   std::string differences;
+  // What is odd, but leaves the weights clear: a line each.
+  std::vector<std::string> warnings;
   int64_t tensors = 0;  // in the files
   int64_t vision = 0;   // of them the vision tower's and the projector's
   uint64_t bytes = 0;
 };
 
-// Compares names, shapes and types, shard by shard; reads no weights and holds no list of them.
+// Compares names, shapes and types, shard by shard; reads no weights and holds no list of them. Packed
+// experts differ where the directory's config.json has no quantization_config: nothing says then what they
+// are.
 FoundModel find_model(const ModelConfig& config, const io::CheckpointDir& checkpoint);
-// The same; an Error if anything differs.
+// The same; an Error if anything differs, and the warnings are logged.
 FoundModel require_model(const ModelConfig& config, const io::CheckpointDir& checkpoint);
 
 // Files for these parameters: one up to `shard_bytes`; beyond it Kimi K3 as released (a file a layer, then

@@ -5,6 +5,7 @@
 
 #include "godwit/base/check.h"
 #include "godwit/io/mxfp4.h"
+#include "godwit/ops/mxfp4_limit.h"
 
 namespace godwit {
 namespace {
@@ -83,6 +84,7 @@ void store_param(const ParamInfo& info, int64_t piece, const Tensor& w, Tensor& 
   const Tensor scales = at::empty(place(packed.scale).sizes(), at::kByte);
   io::mxfp4_quantize({weights.const_data_ptr<float>(), static_cast<size_t>(weights.numel())},
                      bytes_of(values), bytes_of(scales), io::Mxfp4ScaleRule::kCompressedTensors);
+  ops::check_mxfp4_scales(info.name, scales, packed.device());
   place(packed).copy_(values);
   place(packed.scale).copy_(scales);
 }

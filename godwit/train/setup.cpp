@@ -7,6 +7,7 @@
 
 #include "godwit/base/check.h"
 #include "godwit/data/tokenizer.h"
+#include "godwit/model/config_source.h"
 #include "godwit/model/media.h"
 
 namespace godwit {
@@ -104,8 +105,8 @@ ModelConfig resolve_model(const Recipe& recipe, const RunData& data) {
     if (recipe.train.dtype == TrainDtype::kF32) root["dtype"] = "float32";
   }
   const bool changed = recipe.model.override_json != "{}";
-  ModelConfig config =
-      parse_model_config(root, changed ? source + " with the recipe's model.override" : source);
+  ModelConfig config = parse_model_config(
+      root, model_json_path(source) + (changed ? " with the recipe's model.override" : ""));
   if (data.processor) {
     check(config.vision.has_value(), "{} has no vision_config, and the data have pictures", source);
     check_processor(*config.vision, *data.processor, source);

@@ -87,6 +87,7 @@ TEST(Logits, FaultsNameTheFile) {
   };
   fault("{\"a\": 1}", {}, "list of token ids");
   fault("[1, 2, 999999]", {}, "entry 2");
+  fault("[]", {}, "no token ids");
   fault("[1, 2, 3]", {"--split", "1,1"}, "2 tokens");
 }
 

@@ -198,6 +198,55 @@ TEST(AtomicDirectory, RefusesOrReplacesAnExistingOne) {
   EXPECT_TRUE(fs::is_directory(dir / "e"));
 }
 
+// A child that dies in the middle of writing `path`.
+void leave_behind(const fs::path& path) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicDirectory made(path);
+    write_file_atomic(made.temporary() / "f", std::string_view("half"));
+    ::_exit(0);  // no destructor runs
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+}
+
+TEST(AtomicDirectory, RemovesWhatKilledWritersLeft) {
+  const ScratchDir dir;
+  leave_behind(dir / "d");
+  leave_behind(dir / "other");
+  EXPECT_EQ(dir.entries(), 2);
+  fs::create_directory(dir / "d.tmp-file");  // looks like one, and nobody holds it
+  put_file(dir / "d.tmp-1-2", "a file of that name is left alone");
+  {
+    const AtomicDirectory living(dir / "d");
+    AtomicDirectory made(dir / "d");  // a second writer takes only what is dead
+    EXPECT_TRUE(fs::is_directory(living.temporary()));
+    EXPECT_EQ(dir.entries(), 4);  // two at work, other's remains, the file
+    made.commit();
+  }
+  EXPECT_EQ(dir.entries(), 3);
+  EXPECT_TRUE(fs::is_directory(dir / "d"));
+}
+
+TEST(AtomicDirectory, RefusesALinkAtTheStart) {
+  const ScratchDir dir;
+  fs::create_symlink("nowhere", dir / "dangling");
+  fs::create_directory(dir / "real");
+  fs::create_symlink("real", dir / "link");
+  for (const char* name : {"dangling", "link"})
+    expect_error([&] { AtomicDirectory(dir / name); }, {name, "is a symbolic link"});
+  EXPECT_EQ(dir.entries(), 3);
+}
+
+TEST(AtomicDirectory, TheLoserOfARaceIsToldSo) {
+  const ScratchDir dir;
+  AtomicDirectory first(dir / "d"), second(dir / "d");
+  write_file_atomic(first.temporary() / "f", std::string_view("1"));
+  first.commit();
+  expect_error([&] { second.commit(); }, {"/d exists already: something else has made it in the meantime"});
+  EXPECT_EQ(read_file(dir / "d/f"), "1");
+}
+
 TEST(Checksum, KnownValuesAndPieces) {
   EXPECT_EQ(hex64(xxh3(std::string_view())), "2d06800538d394c2");  // XXH3_64bits of nothing, seed 0
   const std::string text(100'000, 'q');

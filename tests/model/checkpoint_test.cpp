@@ -47,6 +47,16 @@ Stored read_all(const testing::ScratchDir& dir) {
   return out;
 }
 
+// What config.json has to say of a directory with packed experts.
+void say_packed(const testing::ScratchDir& dir) {
+  const nlohmann::json weights = {{"num_bits", 4}, {"type", "float"}, {"group_size", 32}};
+  nlohmann::json root = nlohmann::json::parse(read_file(dir / "config.json"));
+  root["text_config"]["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                                {"format", "mxfp4-pack-quantized"},
+                                                {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+  testing::put_file(dir / "config.json", root.dump());
+}
+
 void write_all(const testing::ScratchDir& dir, const Stored& tensors) {
   io::save_tensors(dir / "model.safetensors", {tensors.begin(), tensors.end()});
 }
@@ -222,13 +232,58 @@ TEST(Checkpoint, LoadsMxfp4Experts) {
   pack("w3", moe.w3);
   pack("w2", moe.w2);
   write_all(dir, tensors);
+  testing::expect_error(
+      [&] { load_weights(config, dir.path(), at::kCPU, at::kFloat); },
+      {"packed without a 'quantization_config'", kLayer1 + "block_sparse_moe.experts.0.w1."});
+  say_packed(dir);
   ModelWeights loaded = load_weights(config, dir.path(), at::kCPU, at::kFloat);
   expect_same(config, loaded, weights);
+
+  // A scale that is NaN, and one that overflows with the larger elements.
+  const std::string w1 = kLayer1 + "block_sparse_moe.experts.4.w1.weight";
+  for (const int scale : {255, 254}) {
+    Stored bad = tensors;
+    bad[w1 + "_packed"] = tensors[w1 + "_packed"].clone().fill_(0x72);  // 1 and 6
+    bad[w1 + "_scale"] = tensors[w1 + "_scale"].clone();
+    bad[w1 + "_scale"][3][0] = scale;
+    write_all(dir, bad);
+    for (const char* format : {"", "mxfp4", "int8"}) {
+      testing::expect_error(
+          [&] { load_weights(config, dir.path(), at::kCPU, at::kBFloat16, weight_format_of(format)); },
+          {w1 + "_packed: ", scale == 255 ? "32 of 2048 values are not finite as MXFP4: [3, 0], [3, 1], "
+                                          : "16 of 2048 values are not finite as MXFP4: [3, 1], [3, 3], "});
+    }
+  }
 
   tensors.erase(kLayer1 + "block_sparse_moe.experts.3.w2.weight_scale");
   write_all(dir, tensors);
   testing::expect_error([&] { load_weights(config, dir.path(), at::kCPU, at::kFloat); },
                         {kLayer1 + "block_sparse_moe.experts.3.w2.weight_scale"});
+}
+
+// Refused where it is read: it would only show in the logits.
+TEST(Checkpoint, RefusesWhatIsNotFinite) {
+  const std::string proj = kLayer1 + "self_attn.q_proj.weight";
+  expect_refused([&](Stored& t) { t[proj][3][17] = std::numeric_limits<float>::quiet_NaN(); },
+                 {"model.safetensors: " + proj + ": 1 of 1024 values are not finite as F32: [3, 17]"});
+  expect_refused(
+      [&](Stored& t) { t[kLayer1 + "self_attn.dt_bias"][2] = -std::numeric_limits<float>::infinity(); },
+      {kLayer1 + "self_attn.dt_bias: 1 of 32 values are not finite as F32: [2]"});
+  // fp32 values that no bf16 holds, but for the parameters that stay fp32.
+  const ModelConfig config = test::tiny_config();
+  const testing::ScratchDir dir;
+  ModelWeights weights = random_weights(config, at::kFloat);
+  save_weights(config, weights, dir.path());
+  Stored tensors = read_all(dir);
+  tensors[kLayer1 + "self_attn.dt_bias"][2] = 3.4e38;
+  write_all(dir, tensors);
+  load_weights(config, dir.path(), at::kCPU, at::kBFloat16);
+  tensors[proj][3].fill_(3.4e38);
+  write_all(dir, tensors);
+  load_weights(config, dir.path(), at::kCPU, at::kFloat);
+  testing::expect_error(
+      [&] { load_weights(config, dir.path(), at::kCPU, at::kBFloat16); },
+      {proj + ": 32 of 1024 values are not finite as BF16: [3, 0], [3, 1], ", "[3, 9], ..."});
 }
 
 TEST(Checkpoint, RefusesToWriteOverACheckpoint) {

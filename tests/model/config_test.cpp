@@ -164,6 +164,85 @@ TEST(Config, OtherQuantisationsAreRefused) {
   refuses("/config_groups/group_0/weights/num_bits", 8, "'num_bits' is 8");
 }
 
+// A key that is known to mean other mathematics is not passed over.
+TEST(Config, OtherMathematicsIsRefused) {
+  json base = to_json(test::tiny_config());
+  const auto error_with = [&](const char* pointer, const json& value) {
+    json changed = base;
+    changed[json::json_pointer(pointer)] = value;
+    return error_of(changed);
+  };
+  const auto refuses = [&](const char* pointer, const json& value, const char* text) {
+    EXPECT_THAT(error_with(pointer, value), HasSubstr(text)) << pointer;
+  };
+  refuses("/text_config/model_type", "llama",
+          "config.json: text_config: 'model_type' is \"llama\", and only \"kimi_linear\" is known");
+  refuses("/text_config/topk_method", "greedy", "'topk_method' is \"greedy\"");
+  refuses("/text_config/scoring_func", "softmax", "'scoring_func' is \"softmax\"");
+  refuses("/text_config/attention_bias", true, "'attention_bias' is true, and only false is known");
+  refuses("/text_config/attention_dropout", 0.1, "'attention_dropout' is 0.1");
+  refuses("/text_config/sliding_window", 4096, "'sliding_window' is 4096");
+  refuses("/text_config/rope_scaling", {{"type", "yarn"}, {"factor", 4.0}},
+          "rope_scaling: 'type' is \"yarn\", and only \"default\" is known");
+  refuses("/text_config/rope_scaling", {{"factor", 4.0}}, "positions are not scaled here");
+  refuses("/text_config/rope_parameters", {{"rope_type", "llama3"}}, "'rope_type' is \"llama3\"");
+  refuses("/text_config/rope_scaling", 8, "'rope_scaling' must be an object");
+  refuses("/text_config/linear_attn_config/allow_neg_eigval", true, "'allow_neg_eigval' is true");
+  refuses("/text_config/qk_head_dim", 13,
+          "'qk_head_dim' is 13, and qk_nope_head_dim + qk_rope_head_dim makes it 12");
+  refuses("/text_config/num_experts_per_tok", 4,
+          "'num_experts_per_tok' is 4, and num_experts_per_token makes it 3");
+  refuses("/text_config/norm_topk_prob", false, "'norm_topk_prob' is false");
+  refuses("/text_config/linear_num_heads", 3, "'linear_num_heads' is 3");
+  refuses("/text_config/layer_types/0", "full_attention", "'layer_types' is [\"full_attention\"]");
+  refuses("/text_config/mlp_layer_types", json::array({"sparse", "dense"}), "'mlp_layer_types' is");
+  refuses("/text_config/quantization_config", "mxfp4", "quantization_config: expected an object, got string");
+  refuses("/text_config/quantization_config",
+          {{"quant_method", "compressed-tensors"}, {"format", "mxfp4-pack-quantized"}, {"config_groups", 3}},
+          "'config_groups' must be an object");
+  for (const auto& [pointer, value] :
+       {std::pair<const char*, json>{"/text_config/rope_scaling", nullptr},
+        {"/text_config/rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}},
+        {"/text_config/attention_dropout", 0.0},
+        {"/text_config/qk_head_dim", 12},
+        {"/text_config/a_key_of_the_future", {1, 2, 3}}})
+    EXPECT_EQ(error_with(pointer, value), "") << pointer;
+  base = preset_json("kimi-k3");
+  refuses("/vision_config/norm_type", "layernorm", "vision_config: 'norm_type' is \"layernorm\"");
+  refuses("/vision_config/mm_projector_type", "mlp", "'mm_projector_type' is \"mlp\"");
+  refuses("/vision_config/text_hidden_size", 4096, "'text_hidden_size' is 4096, and hidden_size is 7168");
+}
+
+// An id that is not there is null, as in transformers; never -1.
+TEST(Config, AbsentIdsAreNull) {
+  for (const char* type : {"kimi_k3", "kimi_linear"}) {
+    ModelConfig c = test::tiny_config();
+    c.model_type = type;
+    c.eos_id = 7;
+    const json written = to_json(c);
+    EXPECT_TRUE(written["bos_token_id"].is_null()) << written;
+    EXPECT_TRUE(written["pad_token_id"].is_null()) << written;
+    EXPECT_EQ(written["eos_token_id"], 7);
+    const ModelConfig read = parse_model_config(written, "x");
+    EXPECT_EQ(read.bos_id, -1);
+    EXPECT_EQ(read.eos_id, 7);
+  }
+}
+
+TEST(Config, EveryErrorNamesTheFile) {
+  const testing::ScratchDir dir;
+  const std::string path = dir / "config.json";
+  for (const char* text :
+       {"", "[]", "{}", "{\"model_type\": \"llama\"}", "{\"model_type\": 3}", "{\"vocab_size\": \"many\"}",
+        "{\"text_config\": 3}", "{\"quantization_config\": []}", "{\"dtype\": 1, \"vocab_size\": 3}",
+        "{\"vocab_size\": 9, \"hidden_size\": 1e99}", "\"\"", "{\"text_config\": {\"layer_types\": 3}}",
+        "{\"rope_scaling\": []}"}) {
+    testing::put_file(path, text);
+    testing::expect_error([&] { load_model_config(dir.path()); }, {path + ":"});
+    testing::expect_error([&] { load_model_config(path); }, {path + ":"});
+  }
+}
+
 TEST(Config, MustBeAPlainFile) {
   const testing::ScratchDir dir;
   std::filesystem::create_directories(dir / "a/config.json");

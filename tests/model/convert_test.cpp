@@ -146,10 +146,48 @@ TEST(ConvertK3, WithoutVisionAsKimiLinearAndBack) {
   EXPECT_EQ(flat.at("model.layers.0.self_attn.A_log").spec.shape, (std::vector<int64_t>{1, 1, 2, 1}));
   EXPECT_TRUE(flat.contains("model.layers.1.block_sparse_moe.experts.3.w2.weight_scale"));
   EXPECT_TRUE(test::bit_equal(logits(dir / "flat"), logits(kK3)));
+  EXPECT_EQ(summary.keys_left_out, (std::vector<std::string>{"auto_map", "ignore_index", "image_placeholder",
+                                                             "media_placeholder_token_id", "vision_config"}));
   convert_checkpoint(dir / "flat", dir / "nested", {.model_type = "kimi_k3"});
   auto expected = raw(kK3);
   std::erase_if(expected, [](const auto& entry) { return !entry.first.starts_with("language_model."); });
   EXPECT_EQ(raw(dir / "nested"), expected);
+}
+
+// What nothing here reads stays, in the other layout's place; null stays null.
+TEST(Convert, CrossingLayoutsKeepsTheConfiguration) {
+  const ScratchDir dir;
+  std::filesystem::copy(kK3, dir / "k3");
+  json k3 = config_of(kK3);
+  k3["bos_token_id"] = nullptr;
+  k3["our_note"] = "outside";
+  k3["text_config"]["our_other_note"] = {1, 2};
+  k3["text_config"]["use_cache"] = true;
+  testing::put_file(dir / "k3/config.json", k3.dump());
+  convert_checkpoint(dir / "k3", dir / "flat", {.model_type = "kimi_linear"});
+  const json flat = config_of(dir / "flat");
+  json expected = k3["text_config"];
+  expected["model_type"] = "kimi_linear";
+  expected["architectures"] = {"KimiLinearForCausalLM"};
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "our_note"})
+    expected[key] = k3[key];
+  EXPECT_EQ(flat, expected);
+
+  convert_checkpoint(dir / "flat", dir / "nested", {.model_type = "kimi_k3"});
+  json again = config_of(dir / "nested");
+  EXPECT_TRUE(again["bos_token_id"].is_null());
+  EXPECT_EQ(again["eos_token_id"], k3["eos_token_id"]);
+  EXPECT_EQ(again["text_config"], expected);
+  EXPECT_EQ(again["architectures"], k3["architectures"]);
+
+  // As transformers writes it, with ids that are null and keys of its own.
+  const ConvertSummary summary = convert_checkpoint(kKimiLinear, dir / "hf", {.model_type = "kimi_k3"});
+  const json hf = config_of(kKimiLinear), ours = config_of(dir / "hf");
+  EXPECT_EQ(ours["text_config"], hf);
+  EXPECT_TRUE(ours["eos_token_id"].is_null());
+  EXPECT_FALSE(ours.contains("media_placeholder_token_id"));
+  EXPECT_TRUE(summary.keys_left_out.empty());
+  EXPECT_TRUE(test::bit_equal(logits(dir / "hf"), logits(kKimiLinear)));
 }
 
 // transformers names the dense layer's MLP like a sparse one; we write the released name.
@@ -189,6 +227,66 @@ TEST(Convert, Refusals) {
                {dir / "nan", "layers.2.block_sparse_moe.experts.1.w3.weight", "not finite"});
   EXPECT_FALSE(std::filesystem::exists(dir / "out"));
   EXPECT_EQ(dir.entries(), 2);  // "plain" and "nan"
+  // Nor has it a meaning elsewhere; an fp32 value may be too large for bf16 and for MXFP4.
+  expect_error([&] { convert_checkpoint(dir / "nan", dir / "out", {}); },
+               {"experts.1.w3.weight: 1 of 2048 values are not finite as BF16: [0, 0]"});
+  weights.layers[2].moe->w3[1][0][0] = 0;
+  weights.layers[0].kda->q_proj[2][1] = -3.4e38;
+  weights.layers[1].moe->w1[0][1][2] = 3.4e38;
+  ModelConfig wide = config;
+  wide.dtype = "float32";
+  std::filesystem::create_directory(dir / "wide");
+  save_weights(wide, weights, dir / "wide");
+  convert_checkpoint(dir / "wide", dir / "same", {});
+  expect_error(
+      [&] { convert_checkpoint(dir / "wide", dir / "out", to(ConvertDtype::kBf16)); },
+      {"wide: ", "layers.0.self_attn.q_proj.weight: 1 of 1024 values are not finite as BF16: [2, 1]"});
+  weights.layers[0].kda->q_proj[2][1] = 0;
+  std::filesystem::create_directory(dir / "wide2");
+  save_weights(wide, weights, dir / "wide2");
+  expect_error(
+      [&] { convert_checkpoint(dir / "wide2", dir / "out", to(ConvertDtype::kMxfp4)); },
+      {"layers.1.block_sparse_moe.experts.0.w1.weight: 1 of 2048 values are not finite as MXFP4: [1, 2]"});
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
+// A scale that is NaN is copied nowhere, whatever is asked for.
+TEST(Convert, RefusesScalesThatAreNotFinite) {
+  const ScratchDir dir;
+  convert_checkpoint(kK3, dir / "k3", {});
+  std::map<std::string, Tensor> tensors;
+  for (auto& [name, value] : io::load_tensors(dir / "k3/model.safetensors")) tensors[name] = value.clone();
+  tensors.at("language_model.model.layers.1.block_sparse_moe.experts.2.w3.weight_scale")[3][1] = 255;
+  io::save_tensors(dir / "k3/model.safetensors", {tensors.begin(), tensors.end()});
+  for (const ConvertDtype dtype : {ConvertDtype::kAsStored, ConvertDtype::kBf16, ConvertDtype::kMxfp4}) {
+    expect_error([&] { convert_checkpoint(dir / "k3", dir / "out", to(dtype)); },
+                 {"layers.1.block_sparse_moe.experts.2.w3.weight_packed: 32 of 2048 values are not finite",
+                  "[3, 32], [3, 33], "});
+  }
+}
+
+TEST(Convert, ScalesThatNothingTakesAreRefused) {
+  const ScratchDir dir;
+  convert_checkpoint(kK3, dir / "plain", to(ConvertDtype::kBf16));
+  for (const ConvertDtype dtype : {ConvertDtype::kAsStored, ConvertDtype::kBf16}) {
+    expect_error(
+        [&] { convert_checkpoint(dir / "plain", dir / "out", {.dtype = dtype, .scales_from = kK3}); },
+        {"--scales-from: nothing is packed without --dtype mxfp4"});
+  }
+  expect_error(
+      [&] { convert_checkpoint(kK3, dir / "out", {.dtype = ConvertDtype::kMxfp4, .scales_from = kK3}); },
+      {"--scales-from", "are MXFP4 and keep their scales"});
+  EXPECT_EQ(dir.entries(), 1);
+}
+
+TEST(Convert, NotIntoItsOwnInput) {
+  const ScratchDir dir;
+  std::filesystem::copy(kK3, dir / "k3");
+  std::filesystem::create_directory_symlink("k3", dir / "link");
+  for (const char* out : {"k3/out", "k3", "link/deep/out", "k3/../k3/out"})
+    expect_error([&] { convert_checkpoint(dir / "k3", dir / out, {}); }, {out, "lies in", "somewhere else"});
+  EXPECT_FALSE(std::filesystem::exists(dir / "k3/out"));
+  convert_checkpoint(dir / "k3", dir / "k3-out", {});  // a name that only begins alike
 }
 
 // A non-zero tail of A_log would be a ninth head: refused wherever it is read.

@@ -286,6 +286,46 @@ TEST(BadCheckpoint, VisionIsThereWholeOrNotAtAll) {
   EXPECT_NE(text.find("mm_projector.proj.2.weight [32, 63] instead of [32, 64]"), std::string::npos) << text;
 }
 
+// Odd, but the weights are clear: said, not refused.
+TEST(BadCheckpoint, StrayFilesAndAWrongSizeAreSaid) {
+  const ModelConfig config = test::tiny_config();
+  const testing::ScratchDir dir;
+  write_files(dir.path(), specs_of(stored_params(config, io::Dtype::F32, false)), 1 << 14);
+  EXPECT_TRUE(find_model(config, io::CheckpointDir(dir.path())).warnings.empty());
+  testing::put_file(dir / "other.safetensors", "no matter what");
+  const auto path = dir / "model.safetensors.index.json";
+  std::string index = read_file(path);
+  const std::string size = "\"total_size\": ";
+  index.insert(index.find(size) + size.size(), "1");
+  testing::put_file(path, index);
+  const FoundModel found = require_model(config, io::CheckpointDir(dir.path()));
+  ASSERT_EQ(found.warnings.size(), 2u);
+  EXPECT_NE(
+      found.warnings[0].find("1 files are no part of the checkpoint and are not read: other.safetensors"),
+      std::string::npos)
+      << found.warnings[0];
+  EXPECT_NE(found.warnings[1].find(
+                fmt::format("total_size is 1{}, the tensors have {} bytes", found.bytes, found.bytes)),
+            std::string::npos)
+      << found.warnings[1];
+}
+
+// Packed tensors are MXFP4 only because config.json says so.
+TEST(BadCheckpoint, PackedExpertsThatNothingExplains) {
+  const testing::ScratchDir dir;
+  std::filesystem::copy(kFixture, dir / "k3");
+  std::string text = read_file(dir / "k3/config.json");
+  const size_t at = text.find("\"quantization_config\"");
+  ASSERT_NE(at, std::string::npos);
+  text.replace(at + 1, 5, "other");
+  testing::put_file(dir / "k3/config.json", text);
+  const ModelConfig config = load_model_config((dir / "k3").string());
+  testing::expect_error(
+      [&] { require_model(config, io::CheckpointDir(dir / "k3")); },
+      {"k3: the tensors do not fit config.json: 72 packed without a 'quantization_config': " + kMoe +
+       "experts.0.w1.weight_packed, "});
+}
+
 // A tensor that lies in a second shard as well, or not where the index says.
 TEST(BadCheckpoint, IndexAndShardsThatDisagree) {
   const ModelConfig config = test::tiny_config();

@@ -10,6 +10,7 @@
 #include "godwit/io/checkpoint_tensor.h"
 #include "godwit/model/checkpoint.h"
 #include "godwit/model/forward.h"
+#include "godwit/ops/mxfp4_limit.h"
 #include "tests/model/tiny.h"
 #include "tests/support/compare.h"
 #include "tests/support/files.h"
@@ -110,6 +111,18 @@ TEST(WeightFormat, Mxfp4ExpertsKeepTheirBytes) {
   EXPECT_GT(seen, 0);
   EXPECT_TRUE(test::bit_equal(forward_logits(config, packed, some_batch(config)),
                               forward_logits(config, plain, some_batch(config))));
+}
+
+// A GPU's kernels go on with 2 above a scale of 2: refused on the host.
+TEST(WeightFormat, ScalesThatADeviceDoesNotTake) {
+  const at::Device gpu(at::kCUDA, 0);
+  const Tensor scales = at::full({2, 2}, 128, at::kByte);
+  ops::check_mxfp4_scales("w", scales, gpu);
+  scales[1][0] = 129;
+  testing::expect_error([&] { ops::check_mxfp4_scales("layer.w1.weight_scale", scales, gpu); },
+                        {"layer.w1.weight_scale: a scale of 2^2", "cuda:0 take 2^1 at most"});
+  ops::check_mxfp4_scales("w", scales, at::kCPU);
+  ops::check_mxfp4_scales("w", at::empty({0}, at::kByte), gpu);
 }
 
 TEST(WeightFormat, RefusesWhatIsNoFormat) {
