@@ -3,34 +3,76 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
-#include <list>
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <new>
+#include <utility>
+#include <vector>
 
 #include "godwit/base/check.h"
 
 namespace godwit::ops {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kGrain = 2 << 20;  // of sizes and addresses: a huge page
 
-struct Block {
-  void* data;
+struct Piece {  // of one mapping: mremap moves no more at a time
+  char* data;
   size_t size;
 };
+
+struct Block {
+  char* data = nullptr;
+  size_t size = 0;
+  std::vector<Piece> pieces = {};  // one after another
+
+  void add(Piece piece) {
+    pieces.push_back(piece);
+    size += piece.size;
+  }
+  // Cuts off the first `front` bytes.
+  Block cut(size_t front) {
+    Block out{.data = data};
+    while (out.size < front) {
+      Piece& piece = pieces.front();
+      const size_t part = std::min(piece.size, front - out.size);
+      out.add({piece.data, part});
+      piece = {piece.data + part, piece.size - part};
+      if (piece.size == 0) pieces.erase(pieces.begin());
+    }
+    data += front;
+    size -= front;
+    return out;
+  }
+};
+
+void* map(void* at, size_t size, int protection, int flags) {
+  return ::mmap(at, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+// Addresses without memory, aligned to kGrain; null if there are none.
+char* reserve(size_t size) {
+  void* found = map(nullptr, size + kGrain, PROT_NONE, MAP_NORESERVE);
+  if (found == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<char*>(found);
+  char* data = begin + (kGrain - reinterpret_cast<uintptr_t>(begin) % kGrain) % kGrain;
+  if (data > begin) ::munmap(begin, static_cast<size_t>(data - begin));
+  ::munmap(data + size, static_cast<size_t>(begin + kGrain - data));
+  return data;
+}
 
 class BlockPool final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < static_cast<size_t>(kPooledBytes)) return c10::GetDefaultCPUAllocator()->allocate(bytes);
-    const size_t size = (bytes + kPage - 1) / kPage * kPage;
-    auto block = std::make_unique<Block>(Block{.data = nullptr, .size = size});
+    check(bytes < size_t{1} << 56, "out of memory: {} bytes for a tensor", bytes);
+    const size_t size = (bytes + kGrain - 1) / kGrain * kGrain;
+    auto block = std::make_unique<Block>();
     {
       const std::lock_guard lock(mutex_);
-      if (!reuse(size, *block)) take(size, *block);
-      use_.live += static_cast<int64_t>(block->size);
+      *block = find(size);
+      use_.live += static_cast<int64_t>(size);
     }
     void* data = block->data;
     return {data, block.release(), &give_back, c10::Device(c10::DeviceType::CPU)};
@@ -51,61 +93,83 @@ class BlockPool final : public c10::Allocator {
   }
 
  private:
-  using Kept = std::list<Block>;  // the oldest first
-
   static void give_back(void* context) {
     const std::unique_ptr<Block> block(static_cast<Block*>(context));
     BlockPool& pool = instance();
     const std::lock_guard lock(pool.mutex_);
     pool.use_.live -= static_cast<int64_t>(block->size);
-    pool.use_.kept += static_cast<int64_t>(block->size);
-    const auto at = pool.kept_.insert(pool.kept_.end(), *block);
-    pool.by_size_.emplace(block->size, at);
+    pool.keep(std::move(*block));
   }
 
-  // The smallest of the kept blocks that is large enough and not much larger.
-  bool reuse(size_t size, Block& block) {
-    const auto found = by_size_.lower_bound(size);
-    if (found == by_size_.end() || found->first - size > found->first / 16) return false;
-    block = *found->second;
-    kept_.erase(found->second);
-    by_size_.erase(found);
+  void keep(Block block) {
+    use_.kept += static_cast<int64_t>(block.size);
+    kept_.emplace(block.size, std::move(block));
+  }
+
+  Block pop(std::multimap<size_t, Block>::iterator at) {
+    Block block = std::move(at->second);
+    kept_.erase(at);
     use_.kept -= static_cast<int64_t>(block.size);
-    ++use_.reused;
+    return block;
+  }
+
+  Block find(size_t size) {
+    const auto fits = kept_.lower_bound(size);
+    if (fits != kept_.end()) {
+      Block block = pop(fits);
+      if (block.size == size) return block;
+      Block front = block.cut(size);
+      keep(std::move(block));
+      return front;
+    }
+    Block block{.data = reserve(size)};
+    if (block.data != nullptr && fill(block, size)) return block;
+    // Too many mappings, or no memory: everything goes back, and one block comes from the system.
+    if (block.data != nullptr) ::munmap(block.data, size);
+    while (!kept_.empty()) {
+      const Block old = pop(kept_.begin());
+      ::munmap(old.data, old.size);
+    }
+    block = {.data = reserve(size)};
+    check(block.data != nullptr && take(block, size), "out of memory: {} bytes for a tensor", size);
+    return block;
+  }
+
+  // Moves what waits, the largest first, to the block's addresses, and takes the rest from the system.
+  bool fill(Block& block, size_t size) {
+    use_.joined += kept_.empty() ? 0 : 1;
+    while (block.size < size && !kept_.empty()) {
+      Block front = pop(std::prev(kept_.end()));
+      if (const size_t missing = size - block.size; front.size > missing) {
+        Block rest = std::move(front);
+        front = rest.cut(missing);
+        keep(std::move(rest));
+      }
+      for (size_t i = 0; i < front.pieces.size(); ++i) {
+        const Piece& piece = front.pieces[i];
+        char* to = block.data + block.size;
+        if (::mremap(piece.data, piece.size, piece.size, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
+          for (; i < front.pieces.size(); ++i) ::munmap(front.pieces[i].data, front.pieces[i].size);
+          return false;
+        }
+        block.add({to, piece.size});
+      }
+    }
+    return block.size == size || take(block, size);
+  }
+
+  bool take(Block& block, size_t size) {
+    char* to = block.data + block.size;
+    const size_t missing = size - block.size;
+    if (map(to, missing, PROT_READ | PROT_WRITE, MAP_FIXED) == MAP_FAILED) return false;
+    ::madvise(to, missing, MADV_HUGEPAGE);  // a wish: fewer faults where it is granted
+    use_.taken += static_cast<int64_t>(missing);
+    block.add({to, missing});
     return true;
   }
 
-  void take(size_t size, Block& block) {
-    for (size_t freed = 0; freed < size && !kept_.empty();) freed += release_oldest();
-    void* data = map(size);
-    if (data == MAP_FAILED) {  // the rest of what is kept may stand in the way
-      while (!kept_.empty()) release_oldest();
-      data = map(size);
-    }
-    check(data != MAP_FAILED, "out of memory: {} bytes for a tensor", size);
-    if (size >= kHugePage) ::madvise(data, size, MADV_HUGEPAGE);  // a wish: fewer faults where it is granted
-    block.data = data;
-    ++use_.taken;
-  }
-
-  static void* map(size_t size) {
-    return ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
-
-  size_t release_oldest() {
-    const Block block = kept_.front();
-    auto [at, end] = by_size_.equal_range(block.size);
-    while (at != end && at->second != kept_.begin()) ++at;
-    by_size_.erase(at);
-    kept_.pop_front();
-    use_.kept -= static_cast<int64_t>(block.size);
-    ::munmap(block.data, block.size);
-    return block.size;
-  }
-
   std::mutex mutex_;
-  Kept kept_;
-  std::multimap<size_t, Kept::iterator> by_size_;
+  std::multimap<size_t, Block> kept_;
   BlockPoolUse use_;
 };
 

@@ -1,5 +1,5 @@
-// The pool of large blocks: what is freed comes again, and the system never gives more than was in use at
-// once.
+// The pool of large blocks: what is freed comes again in any size, keeps apart what is in use, and the system
+// never gives more than was in use at once.
 #include "godwit/ops/block_pool.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 
-TEST(BlockPool, AFreedBlockComesAgain) {
+TEST(BlockPool, WhatIsFreedComesAgain) {
   const void* first = nullptr;
   {
     const c10::DataPtr block = block_pool().allocate(40 * kMiB);
@@ -23,18 +23,24 @@ TEST(BlockPool, AFreedBlockComesAgain) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
   }
   const BlockPoolUse before = block_pool_use();
-  const c10::DataPtr again = block_pool().allocate(39 * kMiB);  // a little less fits
-  EXPECT_EQ(again.get(), first);
-  const c10::DataPtr other = block_pool().allocate(39 * kMiB);  // in use: another one
-  EXPECT_NE(other.get(), first);
+  {
+    const c10::DataPtr front = block_pool().allocate(29 * kMiB);  // its front, in whole huge pages
+    EXPECT_EQ(front.get(), first);
+    const c10::DataPtr rest = block_pool().allocate(10 * kMiB);
+    EXPECT_EQ(static_cast<const char*>(rest.get()), static_cast<const char*>(first) + 30 * kMiB);
+  }
+  // Both parts are moved together again; only what is missing is new.
+  const c10::DataPtr larger = block_pool().allocate(44 * kMiB);
+  std::memset(larger.get(), 2, 44 * kMiB);
   const BlockPoolUse after = block_pool_use();
-  EXPECT_EQ(after.reused, before.reused + 1);
-  EXPECT_EQ(after.taken, before.taken + 1);
+  EXPECT_EQ(after.joined, before.joined + 1);
+  EXPECT_EQ(after.taken, before.taken + static_cast<int64_t>(4 * kMiB));
+  EXPECT_EQ(after.kept, 0);
 }
 
 TEST(BlockPool, SmallBlocksAreNotItsOwn) {
   const BlockPoolUse before = block_pool_use();
-  for (const size_t size : {size_t{0}, size_t{1}, kMiB - 1}) {
+  for (const size_t size : {size_t{0}, size_t{1}, static_cast<size_t>(kPooledBytes) - 1}) {
     const c10::DataPtr block = block_pool().allocate(size);
     if (size > 0) std::memset(block.get(), 7, size);
   }
@@ -43,16 +49,27 @@ TEST(BlockPool, SmallBlocksAreNotItsOwn) {
   EXPECT_EQ(after.live, before.live);
 }
 
-TEST(BlockPool, NeverHoldsMoreThanWasInUseAtOnce) {
+// Blocks come and go at random; each keeps its own bytes, and no more is held than was in use at once.
+TEST(BlockPool, KeepsBlocksApartAndHoldsNoMoreThanWasInUse) {
+  struct Held {
+    c10::DataPtr block;
+    size_t words;
+    uint64_t mark;
+  };
+  const auto words_of = [](const Held& held) { return static_cast<uint64_t*>(held.block.get()); };
   std::mt19937 random(3);
-  std::vector<c10::DataPtr> held;
+  std::vector<Held> held;
   int64_t most = block_pool_use().live + block_pool_use().kept;
-  for (int i = 0; i < 2000; ++i) {
+  const int64_t joined = block_pool_use().joined;
+  for (uint64_t i = 0; i < 1500; ++i) {
     if (held.size() < 20 && random() % 2 == 0) {
-      held.push_back(block_pool().allocate(kMiB + random() % (16 * kMiB)));
-      static_cast<char*>(held.back().get())[0] = 1;
+      const size_t size = 4 * kMiB + random() % (16 * kMiB);
+      held.push_back({block_pool().allocate(size), size / sizeof(uint64_t), i});
+      for (size_t w = 0; w < held.back().words; w += 512) words_of(held.back())[w] = i + w;  // every page
     } else if (!held.empty()) {
       std::swap(held[random() % held.size()], held.back());
+      for (size_t w = 0; w < held.back().words; w += 512)
+        ASSERT_EQ(words_of(held.back())[w], held.back().mark + w) << i;
       held.pop_back();
     }
     const BlockPoolUse use = block_pool_use();
@@ -61,20 +78,22 @@ TEST(BlockPool, NeverHoldsMoreThanWasInUseAtOnce) {
   }
   held.clear();
   EXPECT_EQ(block_pool_use().live, 0);
-  EXPECT_GT(block_pool_use().reused, 10);
+  EXPECT_GT(block_pool_use().joined, joined + 10);
+  EXPECT_LT(block_pool_use().taken, most + 64 * static_cast<int64_t>(kMiB));
 }
 
 TEST(BlockPool, ManyThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
-      for (int i = 0; i < 200; ++i) {
-        const size_t size = kMiB * (1 + (i + t) % 5);
+      for (int i = 0; i < 100; ++i) {
+        const size_t size = kMiB * (4 + (i + t) % 9);
         const c10::DataPtr block = block_pool().allocate(size);
         auto* bytes = static_cast<unsigned char*>(block.get());
-        bytes[0] = bytes[size - 1] = static_cast<unsigned char>(t);
-        EXPECT_EQ(bytes[0], t);
-        EXPECT_EQ(bytes[size - 1], t);
+        std::memset(bytes, t + 1, size);
+        EXPECT_EQ(bytes[0], t + 1);
+        EXPECT_EQ(bytes[size / 2], t + 1);
+        EXPECT_EQ(bytes[size - 1], t + 1);
       }
     });
   }
@@ -85,7 +104,8 @@ TEST(BlockPool, ManyThreads) {
 // More than there is: an error that a caller can answer, and the pool goes on.
 TEST(BlockPool, TooMuchIsAnError) {
   EXPECT_ANY_THROW(block_pool().allocate(size_t{1} << 60));
-  EXPECT_NE(block_pool().allocate(2 * kMiB).get(), nullptr);
+  EXPECT_ANY_THROW(block_pool().allocate(size_t{1} << 48));
+  EXPECT_NE(block_pool().allocate(5 * kMiB).get(), nullptr);
 }
 
 }  // namespace
