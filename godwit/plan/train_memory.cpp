@@ -320,12 +320,11 @@ TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape
   peak.process = kProcess;
   // Rows of the experts' results, kept from call to call.
   if (config.moe.experts > 0) peak.allocator += costs.expert_scratch();
-  // Gradients are allocated between activations that are freed around them. What glibc's heap loses to such
-  // holes grows with what is freed, up to about twice the gradients. Recomputing, large blocks go to the
-  // system at once.
+  // Large blocks come from a pool (ops/block_pool.h) in steps of 2 MiB. The small ones stay in glibc's heap,
+  // where gradients that stay leave holes between activations that go: measured. Recomputing, blocks of a MiB
+  // and more go to the system at once.
   if (!shape.recompute)
-    peak.allocator +=
-        std::min(0.3 * (peak.gradients + peak.activations + peak.workspace), 1.75 * w.gradients);
+    peak.allocator += std::min(0.1 * (peak.gradients + peak.activations + peak.workspace), 0.6 * w.gradients);
   return peak;
 }
 
