@@ -45,9 +45,15 @@ std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, i
   std::vector<data::PackedBatch> out;
   const auto begin = static_cast<uint64_t>(batch * o.batch_sequences + first);
   loader.prepare(begin, static_cast<uint64_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    if (i % rows == 0) out.emplace_back();
-    append(out.back(), loader.sequence(begin + static_cast<uint64_t>(i)));
+  for (int64_t i = 0; i < count; i += rows) {
+    std::vector<data::PackedBatch> parts;
+    size_t values = 0;
+    for (int64_t n = i; n < std::min(i + rows, count); ++n) {
+      parts.push_back(loader.sequence(begin + static_cast<uint64_t>(n)));
+      values += parts.back().patches.size();
+    }
+    out.emplace_back().patches.reserve(values);  // tens of megabytes, which should not move as they grow
+    for (const data::PackedBatch& part : parts) append(out.back(), part);
   }
   loader.prepare(begin + static_cast<uint64_t>(o.batch_sequences), static_cast<uint64_t>(count));
   return out;
