@@ -101,6 +101,10 @@ check("completions", text.usage.completion_tokens <= 40 and text.choices[0].text
 stop = text.choices[0].text[8:12]
 cut = client.completions.create(model=model, prompt="And it came to pass", max_tokens=40, temperature=0, stop=[stop])
 check("stop strings", cut.choices[0].text == text.choices[0].text[: text.choices[0].text.index(stop)] and cut.choices[0].finish_reason == "stop", cut)
+forced = dict(model=model, prompt="And", max_tokens=4, temperature=0, logit_bias={"65": 100})
+check("logit bias", client.completions.create(**forced).choices[0].finish_reason == "length")
+ended = client.completions.create(**forced, extra_body={"stop_token_ids": [65]})
+check("stop ids", ended.choices[0].text == "" and ended.choices[0].finish_reason == "stop", ended)
 both = client.completions.create(model=model, prompt=["In the", "And the"], max_tokens=4, n=2)
 check("several prompts", [c.index for c in both.choices] == [0, 1, 2, 3], both)
 banned = client.completions.create(model=model, prompt=[10, 11], max_tokens=8, temperature=0)
@@ -120,5 +124,7 @@ for name, action, status in [
         check(name, e.status_code == status and e.body["message"], e)
 
 metrics = urllib.request.urlopen(base + "/metrics").read().decode()
-check("metrics", "godwit_drawn_tokens_total" in metrics, metrics)
-print(f"{len(done)} checks passed: {', '.join(done)}")
+for name in ("godwit_drawn_tokens_total", "godwit_requests_waiting", "godwit_tokens_per_second", 'godwit_cache_hit_tokens_total{group="kda"}',
+             'godwit_cache_hit_tokens_total{group="mla"}', "godwit_time_to_first_token_seconds_bucket", "godwit_inter_token_seconds_bucket"):
+    check("metrics", name in metrics, metrics)
+print(f"{len(done)} checks passed: {', '.join(dict.fromkeys(done))}")

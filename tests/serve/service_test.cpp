@@ -64,6 +64,20 @@ TEST(Service, StreamAndWholeAnswerAgree) {
   EXPECT_TRUE(done);
 }
 
+TEST(Service, StopIdsEndTheText) {
+  Server server(random_model());
+  Json body = {{"prompt", "And"}, {"max_tokens", 4}, {"temperature", 0}, {"logit_bias", {{"65", 100}}}};
+  const auto choice = [&] {
+    return Json::parse(request(server.port(), "POST", "/v1/completions", to_text(body)).body)["choices"][0];
+  };
+  EXPECT_EQ(choice()["finish_reason"], "length");
+  body["stop_token_ids"] = {64, 65};
+  EXPECT_EQ(choice()["finish_reason"], "stop");
+  EXPECT_EQ(choice()["text"], "");
+  body["stop_token_ids"] = {1 << 30};
+  EXPECT_EQ(request(server.port(), "POST", "/v1/completions", to_text(body)).status, 400);
+}
+
 TEST(Service, ChatWithThinkingAndLogprobs) {
   Server server(random_model());
   const std::string body =
