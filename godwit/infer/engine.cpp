@@ -13,6 +13,7 @@
 #include "godwit/base/check.h"
 #include "godwit/base/parallel.h"
 #include "godwit/base/rng.h"
+#include "godwit/infer/device_sampler.h"
 #include "godwit/infer/memory.h"
 #include "godwit/infer/prompt_lookup.h"
 #include "godwit/model/forward.h"
@@ -69,7 +70,7 @@ struct Engine::Sequence {
   std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
   std::optional<SwappedState> swapped;
   std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
-  at::Tensor forbidden;
+  at::Tensor forbidden, forbidden_there;  // there: on the model's device, where tokens are drawn on it
   std::unique_ptr<TokenConstraint> constraint;
   TokenHistory history;
   bool uses_history = false;
@@ -80,6 +81,9 @@ struct Engine::Sequence {
   [[nodiscard]] int64_t prompt_size() const { return static_cast<int64_t>(request->prompt.size()); }
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t drawn() const { return size() - prompt_size(); }
+  [[nodiscard]] bool draws_on_device() const {
+    return godwit::draws_on_device(sampling) && !constraint && !request->forced && request->top_logprobs == 0;
+  }
 };
 
 // Tokens [from, to) of a sequence, fed in one step.
@@ -103,6 +107,22 @@ struct Engine::Drawing {
   int64_t row = 0;       // of its first logits
   int64_t taken = 0;     // tokens drawn so far
   bool goes_on = true;
+
+  DeviceDraw on_device(at::Device device) const {
+    Sequence& s = *piece->sequence;
+    if (!s.forbidden_there.defined()) s.forbidden_there = s.forbidden.to(device);
+    return {.row = row + taken, .params = &s.sampling, .position = s.size(), .forbidden = s.forbidden_there};
+  }
+};
+
+// What came of a draw.
+struct Engine::Outcome {
+  Outcome() = default;
+  Outcome(const Sampled& s, std::string fault)
+      : token{.id = static_cast<int32_t>(s.id), .logprob = s.logprob, .policy_logprob = s.policy_logprob},
+        error(std::move(fault)) {}
+  DrawnToken token;
+  std::string error;
 };
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options)
@@ -395,7 +415,7 @@ at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
     slots.push_back(s.slot);
   }
   const at::Tensor logits = graphs_->step(ids, slots);
-  return logits.defined() ? on_host(logits) : logits;
+  return logits;
 }
 
 void Engine::feed(const std::vector<Piece>& pieces) {
@@ -438,7 +458,7 @@ void Engine::feed(const std::vector<Piece>& pieces) {
       const bool all = logit_rows.size() == ids.size();
       const at::Tensor rows =
           all ? hidden : hidden.index_select(0, at::tensor(logit_rows, at::kLong).to(model_.device));
-      logits = on_host(ops::linear(rows, head_weight(model_.config, model_.weights)));
+      logits = ops::linear(rows, head_weight(model_.config, model_.weights)).to(at::kFloat);
     }
   } catch (const std::exception& e) {  // memory, most likely: these sequences' states are half advanced
     for (const Piece& piece : pieces)
@@ -451,7 +471,13 @@ void Engine::feed(const std::vector<Piece>& pieces) {
       prefix_.insert(std::span(piece.sequence->media->keys()).first(piece.to),
                      state_.snapshot(piece.sequence->slot));
   }
-  if (!drawing.empty()) draw(drawing, logits);
+  if (drawing.empty()) return;
+  try {
+    draw(drawing, logits);
+  } catch (const std::exception& e) {  // of the device's
+    for (const Piece& piece : pieces)
+      finish(*piece.sequence, {.reason = FinishReason::kError, .error = e.what()});
+  }
 }
 
 void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
@@ -466,37 +492,47 @@ void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
   }
 }
 
+// A token from a row on the host.
+Engine::Outcome Engine::draw_here(Sequence& s, const at::Tensor& row) const {
+  try {
+    at::Tensor forbidden = s.forbidden;
+    if (s.constraint) {
+      forbidden = forbidden.clone();
+      s.constraint->forbid(forbidden);
+    }
+    Outcome out(s.request->forced
+                    ? forced_token(row, s.sampling, forbidden, s.request->forced(s.choice, s.drawn()))
+                    : sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr),
+                "");
+    if (s.request->top_logprobs > 0) out.token.top = likeliest(row, s.request->top_logprobs);
+    return out;
+  } catch (const std::exception& e) {
+    return {{}, e.what()};
+  }
+}
+
 // One token of each. A sequence goes on to its next row where it drew what was fed there.
 void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits) {
-  struct Outcome {
-    Sampled sampled;
-    DrawnToken token;
-    std::string error;
-  };
   std::vector<Outcome> outcomes(drawings.size());
-  parallel_for(0, static_cast<int64_t>(drawings.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      Sequence& s = *drawings[i]->piece->sequence;
-      const at::Tensor row = logits[drawings[i]->row + drawings[i]->taken];
-      Outcome& out = outcomes[i];
-      try {
-        at::Tensor forbidden = s.forbidden;
-        if (s.constraint) {
-          forbidden = forbidden.clone();
-          s.constraint->forbid(forbidden);
-        }
-        if (s.request->forced)
-          out.sampled = forced_token(row, s.sampling, forbidden, s.request->forced(s.choice, s.drawn()));
-        else
-          out.sampled = sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr);
-        out.token = {.id = static_cast<int32_t>(out.sampled.id),
-                     .logprob = out.sampled.logprob,
-                     .policy_logprob = out.sampled.policy_logprob};
-        if (s.request->top_logprobs > 0) out.token.top = likeliest(row, s.request->top_logprobs);
-      } catch (const std::exception& e) {
-        out.error = e.what();
-      }
-    }
+  std::vector<size_t> here, there;  // where they are drawn: on the host, on the device
+  for (size_t i = 0; i < drawings.size(); ++i) {
+    const bool device = !logits.is_cpu() && !fixed_shapes_ && drawings[i]->piece->sequence->draws_on_device();
+    (device ? there : here).push_back(i);
+  }
+  if (!there.empty()) {
+    std::vector<DeviceDraw> draws;
+    for (const size_t i : there) draws.push_back(drawings[i]->on_device(logits.device()));
+    const std::vector<DeviceOutcome> drawn = draw_on_device(logits, draws);
+    for (size_t i = 0; i < there.size(); ++i) outcomes[there[i]] = Outcome(drawn[i].sampled, drawn[i].error);
+  }
+  std::vector<int64_t> rows;
+  for (const size_t i : here) rows.push_back(drawings[i]->row + drawings[i]->taken);
+  at::Tensor host = logits;
+  if (!here.empty() && !logits.is_cpu())
+    host = on_host(logits.index_select(0, at::tensor(rows, at::kLong).to(logits.device())));
+  parallel_for(0, static_cast<int64_t>(here.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      outcomes[here[i]] = draw_here(*drawings[here[i]]->piece->sequence, host[logits.is_cpu() ? rows[i] : i]);
   });
   for (size_t i = 0; i < drawings.size(); ++i) {
     Drawing& d = *drawings[i];

@@ -139,6 +139,7 @@ class Engine {
   struct Sequence;
   struct Piece;
   struct Drawing;
+  struct Outcome;
 
   void take_inbox();
   void end_long_waits();
@@ -155,6 +156,7 @@ class Engine {
   at::Tensor graph_step(const std::vector<Piece>& pieces);
   at::Tensor on_host(const at::Tensor& logits);
   void draw(std::vector<Drawing>& drawings, const at::Tensor& logits);
+  Outcome draw_here(Sequence& sequence, const at::Tensor& row) const;
   void draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits);
   void take_back(const Drawing& drawing);
   void take_token(Sequence& sequence, DrawnToken token);

@@ -109,6 +109,10 @@ double log_normaliser(const float* p, int64_t size, double largest) {
 
 }  // namespace
 
+double draw_chance(const SamplingParams& params, int64_t position) {
+  return random_uniform(params.seed, kSamplerStream, static_cast<uint64_t>(position));
+}
+
 double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, double temperature, int64_t id) {
   if (temperature <= 0.0) return 0.0;  // the one token that can come
   const at::Tensor row = logits.contiguous();
@@ -174,7 +178,7 @@ Sampled sample(const at::Tensor& logits, const SamplingParams& params, int64_t p
   cut(drawn_from, params);
   double total = 0.0;
   for (const Candidate& c : drawn_from) total += c.weight;
-  double left = random_uniform(params.seed, kSamplerStream, static_cast<uint64_t>(position)) * total;
+  double left = draw_chance(params, position) * total;
   for (const Candidate& c : drawn_from) {
     left -= c.weight;
     if (left < 0) return result(c.id);

@@ -21,6 +21,9 @@ double policy_logprob(const at::Tensor& logits, const at::Tensor& forbidden, dou
 Sampled forced_token(const at::Tensor& logits, const SamplingParams& params, const at::Tensor& forbidden,
                      int64_t id);
 
+// The number in [0, 1) that decides the draw at a position.
+double draw_chance(const SamplingParams& params, int64_t position);
+
 // logits [V] fp32 on the CPU; `forbidden` [V] bool or undefined: tokens that are never drawn; `history` for
 // the penalties, or null. The draw is a pure function of (seed, position). Throws Error if a logit is NaN,
 // naming the position, or if everything is forbidden.
