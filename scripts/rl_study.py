@@ -17,6 +17,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 GODWIT = os.environ.get("GODWIT", "build/godwit")
@@ -25,11 +26,22 @@ GODWIT = os.environ.get("GODWIT", "build/godwit")
 # of configs/recipes/rl-<study>.toml. eval: what of the environment is measured. context: tokens of an episode there.
 STUDIES = {
     "calculator": {
-        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.25})],
-        "arms": {"rl": [], "rl, efficiency 0.5": ["reward.efficiency=0.5"], "rl, MXFP4-aware": ["train.mxfp4_experts=true"],
+        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.5})],
+        "arms": {"rl": [], "rl, efficiency 1": ["reward.efficiency=1"], "rl, MXFP4-aware": ["train.mxfp4_experts=true"],
                  "sft, as long": None},
         "weights": [None, "mxfp4"],
         "eval": {"": {"failure": 0.3}},
+    },
+    # A form of two minutes for CI.
+    "short": {
+        "recipe": "files",
+        "demos": [("files", 400, {"guess": 0.5, "submissions": 1})],
+        "vocab": 320,
+        "holdout": 0.2,
+        "sft": ["stage.0.steps=90", "stage.0.batch_tokens=4096"],
+        "rl": ["rollout.groups=6"],
+        "arms": {"rl": []},
+        "eval": {"": {"submissions": 1}},
     },
     "grid": {
         "demos": [("grid", 3000, {"width": 4, "height": 2, "turns": 10, "wander": 0.3})],
@@ -74,20 +86,24 @@ T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 
 class Runner:
     def __init__(self, args):
         self.args = args
+        allowed = sorted(os.sched_getaffinity(0))
+        self.taking = threading.Lock()
         self.cores = queue.Queue()
         for i in range(args.jobs):
-            self.cores.put((args.first_core + 2 * i, args.first_core + 2 * i + 1))
+            self.cores.put(tuple(allowed[(args.first_core + 2 * i + k) % len(allowed)] for k in (0, 1)))
+        self.failed = False
         self.late = False  # no more commands: tables are made of what is there
         self.end = time.time() + args.limit if args.limit else math.inf
 
-    def run(self, log, command):
+    def run(self, log, command, pairs=1):
         """One command on a pair of cores; its output goes behind `log`. `command` may be a function that makes it when its turn has come."""
-        pair = self.cores.get()
+        with self.taking:
+            taken = [self.cores.get() for _ in range(pairs)]
         try:
             words = [str(w) for w in (command() if callable(command) else command)]
             if self.args.jobs > 1 or self.args.first_core:
-                words = ["taskset", "-c", f"{pair[0]},{pair[1]}"] + words
-            environment = dict(os.environ, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+                words = ["taskset", "-c", ",".join(f"{a},{b}" for a, b in taken)] + words
+            environment = dict(os.environ, OMP_NUM_THREADS=str(2 * pairs), OMP_WAIT_POLICY="passive")
             with open(log, "ab") as out:
                 out.write((" ".join(words) + "\n").encode())
                 out.flush()
@@ -96,7 +112,8 @@ class Runner:
                 raise RuntimeError(f"{' '.join(words[:6])} ...: exit status {done.returncode}, see {log}")
             return done.stdout.decode()
         finally:
-            self.cores.put(pair)
+            for pair in taken:
+                self.cores.put(pair)
 
     def sets(self, values):
         return [word for value in values for word in ("--set", value)]
@@ -117,7 +134,7 @@ class Runner:
         begin = time.time()
         self.run(log, [GODWIT, "train", "configs/recipes/sft-calculator.toml", *self.sets(
             [f"out={out}/sft", f"tokenizer={out}/tokenizer", f"data.0.path={out}/data", f"seed={seed}",
-             "checkpoint.every=0"] + study.get("sft", []))])
+             "checkpoint.every=0"] + study.get("sft", []))], pairs=self.args.sft_pairs)
         (out / "sft-seconds").write_text(f"{time.time() - begin:.0f}")
 
     def weaker(self, options):
@@ -129,7 +146,7 @@ class Runner:
         if (run / "model").is_dir():
             return
         shutil.rmtree(run, ignore_errors=True)
-        more = ["environment.0.options.weaker=true"] if self.args.weaker and name == "files" else []
+        more = ["environment.0.options.weaker=true"] if self.args.weaker and study["demos"][0][0] == "files" else []
 
         def minutes():
             return min(self.args.minutes, study.get("minutes", math.inf), (self.end - time.time() - self.args.reserve) / 60)
@@ -140,9 +157,9 @@ class Runner:
                  "checkpoint.every=0"] + study.get("sft", []) + ["stage.0.steps=100000", f"train.minutes={minutes():.3f}"])]
 
         def learning():
-            return [GODWIT, "rl", f"configs/recipes/rl-{name}.toml", *self.sets(
+            return [GODWIT, "rl", f"configs/recipes/rl-{study.get('recipe', name)}.toml", *self.sets(
                 [f"init={out}/sft/model", f"out={run}", f"seed={seed}", "steps=100000", "eval.tasks=0", "checkpoint.every=0",
-                 f"train.minutes={minutes():.3f}", "train.tensorboard=false"] + more + study["arms"][arm])]
+                 f"train.minutes={minutes():.3f}", "train.tensorboard=false"] + study.get("rl", []) + more + study["arms"][arm])]
 
         self.run(out / f"{self.folder(arm)}.log", fine_tuning if arm == LONGER else learning)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
@@ -175,9 +192,9 @@ class Runner:
         self.sft(name, seed)
         arms = self.arms(name)
         points = [(which, weights) for which in STUDIES[name]["eval"] for weights in self.weights(name)]
-        waiting = [pool.submit(self.evaluate, name, seed, "sft", *point) for point in points]
-        for arm in arms:
-            waiting.append(pool.submit(lambda a=arm: (self.rl(name, seed, a), [self.evaluate(name, seed, a, *point) for point in points])))
+        waiting = [pool.submit(lambda a=arm: (self.rl(name, seed, a), [self.evaluate(name, seed, a, *point) for point in points])) for arm in arms]
+        time.sleep(0.1)  # the arms are first in the queue
+        waiting += [pool.submit(self.evaluate, name, seed, "sft", *point) for point in points]
         for w in waiting:
             w.result()
 
@@ -238,6 +255,12 @@ def table(runner, name, seeds):
                     cells.append(f"{mean:+.3f} ± {half:.3f}")
                 lines.append(f"| {arm} − sft | {len(both)} pairs | {' | '.join(cells)} | | |")
     (runner.args.out / name / "results.json").write_text(json.dumps(results, indent=1))
+    for arm in runner.arms(name) if runner.args.check else []:
+        for seed in seeds:
+            rl, sft = (next((r for r in results if (r["arm"], r["seed"]) == (a, seed)), None) for a in (arm, "sft"))
+            if not rl or not sft or rl["success"]["low"] <= sft["success"]["high"] or rl.get("max_dlogp", 0) != 0:
+                runner.failed = True
+                lines.append(f"\n{arm}, seed {seed}: not above SFT by more than the intervals, or rollout and trainer differ")
     text = "\n".join(lines) + "\n"
     (runner.args.out / name / "table.md").write_text(text)
     return text
@@ -250,10 +273,12 @@ def main():
     parser.add_argument("--minutes", type=float, default=12, help="of each RL run")
     parser.add_argument("--tasks", type=int, default=512, help="of each evaluation")
     parser.add_argument("--jobs", type=int, default=1, help="side by side, two cores each")
-    parser.add_argument("--first-core", type=int, default=0)
+    parser.add_argument("--sft-pairs", type=int, default=1, help="pairs of cores of a fine-tuning")
+    parser.add_argument("--first-core", type=int, default=0, help="of those that this process may use")
     parser.add_argument("--limit", type=float, default=0, help="seconds for everything: RL runs get shorter")
     parser.add_argument("--reserve", type=float, default=60, help="seconds of the limit that are kept for evaluations")
     parser.add_argument("--arm", action="append", help="only these arms (and sft)")
+    parser.add_argument("--check", action="store_true", help="exit status 1 where an arm is not above SFT by more than the intervals")
     parser.add_argument("--plain", action="store_true", help="no evaluation with packed weights")
     parser.add_argument("--weaker", action="store_true", help="files: the sandbox without namespaces")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/studies"))
@@ -271,7 +296,7 @@ def main():
     runner.late = True
     for name in args.studies:
         print(table(runner, name, seeds), flush=True)
-    os._exit(0)  # commands that still run end by themselves
+    os._exit(1 if runner.failed else 0)  # commands that still run end by themselves
 
 
 if __name__ == "__main__":
