@@ -27,7 +27,8 @@ struct Span {
 };
 
 constexpr size_t kLongestName = 96;
-constexpr size_t kRows = 25;  // shown
+constexpr size_t kRows = 25;  // printed
+constexpr size_t kInJson = 100;
 
 // A kernel's signature up to its interesting part: without "void" and anonymous namespaces.
 std::string kernel_name(std::string name) {
@@ -81,7 +82,7 @@ std::vector<ProfiledOp> longest_first(const std::map<std::string, ProfiledOp>& o
 
 nlohmann::json rows_json(const std::vector<ProfiledOp>& ops) {
   nlohmann::json rows = nlohmann::json::array();
-  for (size_t i = 0; i < std::min(kRows, ops.size()); ++i)
+  for (size_t i = 0; i < std::min(kInJson, ops.size()); ++i)
     rows.push_back({{"name", ops[i].name}, {"ms", ops[i].ms}, {"calls", ops[i].calls}});
   return rows;
 }
@@ -108,9 +109,12 @@ OpProfile profile_ops(c10::Device device, const std::function<void()>& work) {
   if (gpu) c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(device.index());
   const auto result = profiler::disableProfiler();
 
+  // The CPU's events are ops and calls of the CUDA runtime. These are linked to the op they were made in and
+  // have numbers of their own, which must not be taken for those of ops.
   std::vector<Span> ops;
   for (const auto& event : result->events()) {
-    if (event.deviceType() == at::kCPU)
+    if (event.deviceType() == at::kCPU && event.linkedCorrelationId() == 0 &&
+        !event.name().starts_with("cuda"))
       ops.push_back(
           {event.startNs(), event.endNs(), event.startThreadId(), event.correlationId(), event.name()});
   }
