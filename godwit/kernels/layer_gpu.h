@@ -94,4 +94,14 @@ struct SoftmaxLossParams {
 };
 int softmax_loss(const SoftmaxLossParams& p);
 
+// out = x *factor, n values (a multiple of 8) of bf16 or fp32 to bf16, rounded once.
+struct ScaledParams {
+  WeightVector x;
+  const float* factor = nullptr;  // on the device
+  int64_t n = 0;
+  void* out = nullptr;
+  CUstream_st* stream = nullptr;
+};
+int scaled(const ScaledParams& p);
+
 }  // namespace godwit::kernels::cuda

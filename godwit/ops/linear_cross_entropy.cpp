@@ -40,10 +40,20 @@ void check_arguments(const Tensor& x, const Tensor& head, const Tensor& targets,
   }
 }
 
-// Rows of logits held at once: about 32 M values on the CPU, 256 M on a GPU.
+// Rows of logits held at once: about 32 M values on the CPU; on a GPU up to 400 M, in equal pieces.
 int64_t chunk_rows(const Tensor& x, int64_t vocabulary) {
-  const int64_t values = x.is_cpu() ? int64_t{1} << 25 : int64_t{1} << 28;
-  return std::clamp<int64_t>(values / std::max<int64_t>(1, vocabulary), 64, x.is_cpu() ? 1024 : 8192);
+  const auto most = [&](int64_t values) { return values / std::max<int64_t>(1, vocabulary); };
+  if (x.is_cpu()) return std::clamp<int64_t>(most(int64_t{1} << 25), 64, 1024);
+  const int64_t limit = std::clamp<int64_t>(most(int64_t{3} << 27), 128, 8192);
+  const int64_t pieces = std::max<int64_t>(1, (x.size(0) + limit - 1) / limit);
+  return (x.size(0) + pieces * 128 - 1) / (pieces * 128) * 128;  // the products like round numbers
+}
+
+// Rows whose gradients of logits are held at once. On a GPU they are half as wide as the logits, and each
+// product of them with x adds to all of the head's gradient, which is larger: few of them are wanted.
+int64_t gradient_rows(const Tensor& x, int64_t vocabulary, int64_t rows) {
+  if (x.is_cpu()) return rows;
+  return std::max<int64_t>(1, (int64_t{3} << 29) / std::max<int64_t>(1, vocabulary) / rows) * rows;
 }
 
 // a b with sums and result in the work type: on a GPU from half-precision inputs, elsewhere converted first.
@@ -53,46 +63,59 @@ Tensor product(const Tensor& a, const Tensor& b, at::ScalarType work) {
 }
 
 struct Losses {
-  Tensor loss;  // scalar
-  Tensor nll;   // [T]
-  Tensor d_x;   // [T, D] and [V, D], for a unit gradient of the loss; undefined where not wanted
-  Tensor d_head;
+  Tensor loss;    // scalar
+  Tensor nll;     // [T]
+  Tensor d_x;     // [T, D], for a unit gradient of the loss; undefined where not wanted
+  Tensor d_head;  // [V, D] the same, in the head's type (head_type)
 };
 
-using RowLosses = std::tuple<Tensor, Tensor>;
+at::ScalarType head_type(const Tensor& head) {
+  return at::isReducedFloatingType(head.scalar_type()) ? head.scalar_type() : work_type(head);
+}
 
-RowLosses row_losses_meta(const Tensor& logits, const Tensor& /*targets*/, const Tensor& /*weights*/,
-                          bool gradient, at::ScalarType type) {
-  return {meta_tensor({logits.sym_size(0)}, logits), gradient ? meta_like(logits, type) : Tensor()};
+Tensor row_losses_meta(const Tensor& logits, const Tensor& /*targets*/, const Tensor& /*weights*/,
+                       const std::optional<Tensor>& /*d_logits*/) {
+  return meta_tensor({logits.sym_size(0)}, logits);
 }
 
 // The plain way: any device and type.
 Losses losses_composed(const Tensor& x, const Tensor& head, const Tensor& targets, const Tensor& weights,
                        bool want_x, bool want_head) {
   const auto work = work_type(x);
-  const int64_t tokens = x.size(0), rows = chunk_rows(x, head.size(0));
+  const int64_t tokens = x.size(0), V = head.size(0), rows = chunk_rows(x, V),
+                held = gradient_rows(x, V, rows);
   // Converted once, not once a chunk.
-  const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type());
+  const bool as_is = x.is_cuda() && at::isReducedFloatingType(x.scalar_type()), wanted = want_x || want_head;
   const Tensor matrix = as_is ? head : head.to(work);
   const Tensor weight = weights.to(work);
   static const auto row_losses = typed_op<decltype(softmax_loss_composition)>("godwit::softmax_loss_fwd");
   Losses out{.loss = {}, .nll = at::empty({tokens}, x.options().dtype(work)), .d_x = {}, .d_head = {}};
   if (want_x) out.d_x = at::empty(x.sizes(), x.options().dtype(work));
-  if (want_head && tokens == 0) out.d_head = at::zeros(head.sizes(), x.options().dtype(work));
-  for (int64_t from = 0; from < tokens; from += rows) {
-    const int64_t n = std::min(rows, tokens - from);
+  if (want_head && tokens == 0) out.d_head = at::zeros(head.sizes(), head.options().dtype(head_type(head)));
+  for (int64_t from = 0; from < tokens; from += held) {
+    const int64_t n = std::min(held, tokens - from);
     const Tensor x_part = x.narrow(0, from, n);
-    const Tensor logits = product(x_part, matrix.t(), work);
-    const auto [nll, d_logits] =
-        row_losses.call(logits, targets.narrow(0, from, n), weight.narrow(0, from, n), want_x || want_head,
-                        as_is ? x.scalar_type() : work);
-    out.nll.narrow(0, from, n).copy_(nll);
-    if (!want_x && !want_head) continue;
-    if (want_x) out.d_x.narrow(0, from, n).copy_(product(d_logits, matrix, work));
+    std::optional<Tensor> d_logits;
+    if (wanted) d_logits = at::empty({n, V}, x.options().dtype(as_is ? x.scalar_type() : work));
+    for (int64_t i = 0; i < n; i += rows) {
+      const int64_t m = std::min(rows, n - i);
+      const Tensor logits = product(x_part.narrow(0, i, m), matrix.t(), work);
+      std::optional<Tensor> d_part;
+      if (wanted) d_part = d_logits->narrow(0, i, m);
+      out.nll.narrow(0, from + i, m)
+          .copy_(
+              row_losses.call(logits, targets.narrow(0, from + i, m), weight.narrow(0, from + i, m), d_part));
+    }
+    if (want_x) out.d_x.narrow(0, from, n).copy_(product(*d_logits, matrix, work));
     if (!want_head) continue;
-    const Tensor d_head = product(d_logits.t(), x_part, work);
-    out.d_head = from == 0 ? d_head : out.d_head.add_(d_head);
+    if (as_is && n == tokens) {
+      out.d_head = at::mm(d_logits->t(), x_part);
+    } else {
+      const Tensor d_head = product(d_logits->t(), x_part, work);
+      out.d_head = from == 0 ? d_head : out.d_head.add_(d_head);
+    }
   }
+  if (want_head) out.d_head = out.d_head.to(head_type(head));
   // An ignored row has nll 0, whatever its weight.
   out.loss = (out.nll * weight.masked_fill(targets.eq(kIgnored), 0)).sum();
   return out;
@@ -147,6 +170,7 @@ Losses losses_cpu(const Tensor& x, const Tensor& head, const Tensor& targets, co
                      .accumulate = true});
     }
   }
+  if (want_head) out.d_head = out.d_head.to(head_type(head));
   // An ignored row has nll 0, whatever its weight.
   out.loss = (out.nll * weight.masked_fill(index.eq(kIgnored), 0)).sum();
   return out;
@@ -174,7 +198,7 @@ Results fwd_meta(const Tensor& x, const Tensor& head, const Tensor& /*targets*/,
                  bool want_x, bool want_head) {
   const auto work = work_type(x);
   return {meta_tensor({}, x, work), meta_tensor({x.sym_size(0)}, x, work),
-          want_x ? meta_like(x, work) : Tensor(), want_head ? meta_like(head, work) : Tensor()};
+          want_x ? meta_like(x, work) : Tensor(), want_head ? meta_like(head, head_type(head)) : Tensor()};
 }
 
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
@@ -196,8 +220,12 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto scaled = [&](const Tensor& d, const char* type) {
-      return d.defined() ? (d * grads[0]).to(ctx->saved_data[type].toScalarType()) : Tensor();
+    const auto scaled = [&](const Tensor& d, const char* key) {
+      if (!d.defined()) return Tensor();
+      const auto type = ctx->saved_data[key].toScalarType();
+      if (at::GradMode::is_enabled()) return (d * grads[0]).to(type);
+      static const auto op = typed_op<decltype(scaled_composition)>("godwit::scaled_fwd");
+      return op.call(d, grads[0], type);
     };
     return {scaled(saved[0], "x_type"), scaled(saved[1], "x_type"), Tensor(),
             scaled(saved[2], "weight_type")};
@@ -224,9 +252,8 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
       "linear_cross_entropy_fwd(Tensor x, Tensor head, Tensor targets, Tensor weights, bool want_x, bool "
       "want_head) -> "
       "(Tensor loss, Tensor nll, Tensor d_x, Tensor d_head)");
-  m.def(
-      "softmax_loss_fwd(Tensor logits, Tensor targets, Tensor weights, bool gradient, ScalarType type) -> "
-      "(Tensor nll, Tensor d_logits)");
+  m.def("softmax_loss_fwd(Tensor logits, Tensor targets, Tensor weights, Tensor(a!)? d_logits) -> Tensor");
+  m.def("scaled_fwd(Tensor x, Tensor factor, ScalarType type) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
   m.impl("linear_cross_entropy", cross_entropy_composite);
@@ -234,6 +261,7 @@ TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
   m.impl("linear_cross_entropy_fwd", fwd_losses);
   m.impl("softmax_loss_fwd", softmax_loss_composition);
+  m.impl("scaled_fwd", scaled_composition);
 }
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("linear_cross_entropy_fwd", fwd_meta);
@@ -242,16 +270,22 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
 
 }  // namespace
 
-RowLosses softmax_loss_composition(const Tensor& logits, const Tensor& targets, const Tensor& weights,
-                                   bool gradient, at::ScalarType type) {
+Tensor softmax_loss_composition(const Tensor& logits, const Tensor& targets, const Tensor& weights,
+                                const std::optional<Tensor>& d_logits) {
   const at::NoGradGuard no_grad;
   const Tensor ignored = targets.lt(0), index = targets.masked_fill(ignored, 0).unsqueeze(1);
   Tensor logp = at::log_softmax(logits, -1);
   const Tensor nll = logp.gather(1, index).squeeze(1).neg_().masked_fill_(ignored, 0);
-  if (!gradient) return {nll, Tensor()};
+  if (!d_logits.has_value()) return nll;
   logp.exp_().scatter_add_(1, index, at::full(index.sizes(), -1.0, logp.options()));
   logp.mul_(weights.to(logp.scalar_type()).masked_fill(ignored, 0).unsqueeze(1));
-  return {nll, logp.to(type)};
+  d_logits->copy_(logp);
+  return nll;
+}
+
+Tensor scaled_composition(const Tensor& x, const Tensor& factor, at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  return (x.to(work_type(x)) * factor).to(type);
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& x, const Tensor& head, const Tensor& targets,

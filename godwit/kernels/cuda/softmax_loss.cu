@@ -181,6 +181,25 @@ cudaError_t launch_rows(const SoftmaxLossParams& p) {
   return cudaGetLastError();
 }
 
+template <bool kBf16>
+__global__ void __launch_bounds__(256) scaled_kernel(const __grid_constant__ ScaledParams p) {
+  const float factor = *p.factor;
+  const int64_t units = p.n / kVector, step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t u = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; u < units; u += step) {
+    Eight x;
+    if constexpr (kBf16) {
+      x = unpack(load_unit(p.x.data, u));
+    } else {
+      const float4 a = __ldcs(static_cast<const float4*>(p.x.data) + 2 * u),
+                   b = __ldcs(static_cast<const float4*>(p.x.data) + 2 * u + 1);
+      x = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    }
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) x.x[c] *= factor;
+    store_unit(p.out, u, x);
+  }
+}
+
 }  // namespace
 
 int softmax_loss(const SoftmaxLossParams& p) {
@@ -190,6 +209,17 @@ int softmax_loss(const SoftmaxLossParams& p) {
   if (p.vocabulary <= kMaxRow) return launch_rows<512>(p);
   const int each = (p.vocabulary / kVector + kShare - 1) / kShare * kVector;
   return p.d_logits && each <= kMaxHeld ? launch<true>(p, size_t(each) * sizeof(float)) : launch<false>(p, 0);
+}
+
+int scaled(const ScaledParams& p) {
+  if (p.n == 0) return cudaSuccess;
+  if (p.n % kVector != 0) return cudaErrorInvalidValue;
+  const unsigned grid = unsigned(std::min<int64_t>((p.n / kVector + 255) / 256, 132 * 64));
+  if (p.x.bf16)
+    scaled_kernel<true><<<grid, 256, 0, p.stream>>>(p);
+  else
+    scaled_kernel<false><<<grid, 256, 0, p.stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace godwit::kernels::cuda
