@@ -4,6 +4,7 @@
 
 #include "godwit/model/layers.h"
 #include "godwit/ops/layer_step.h"
+#include "godwit/ops/linear_wide.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -20,8 +21,7 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
   const MoeConfig& m = config.moe;
   const Tensor z = m.latent > 0 ? ops::linear(x, w.down) : x;  // [T, L]
   const Tensor& seen = m.router_input == RouterInput::kLatent ? z : x;
-  const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor logits = ops::linear(seen.to(type), w.router.to(type));
+  const Tensor logits = ops::linear_wide(seen, w.router);
   const auto [weights, experts, scores, cutoff] = ops::moe_router(
       logits, w.router_bias, m.experts_per_token, m.renormalize, m.scale, m.groups, m.topk_groups);
   Tensor u =
