@@ -1,6 +1,8 @@
 // Checks the KDA kernels on a GPU against the fp64 recurrence and against properties that must hold bit for
 // bit. Standalone: kda_gpu_test [fwd|bwd|step|conv|long]...; prints one line a case and exits 1 if any
 // failed. `kda_gpu_test small` is one short case of everything, for compute-sanitizer.
+#include <algorithm>
+
 #include "godwit/kernels/kda_heuristic.h"
 #include "tests/cuda/kda_case.cuh"
 #include "tests/cuda/kda_reference.cuh"
@@ -381,6 +383,58 @@ void check_step(float bound, int tokens, int keep) {
   expect(worst < 5e-3 && std::sqrt(diff / size) < 1e-3, "step error");
 }
 
+// A captured step replayed with other slots in the same memory gives the bits of a call with those slots.
+void check_step_graph(bool bf16_state) {
+  const int B = 3, H = 2, slots = 5;
+  std::mt19937 rng(33);
+  std::normal_distribution<float> normal;
+  const auto halves = [&](size_t n) {
+    std::vector<uint16_t> x(n);
+    for (uint16_t& y : x) y = bf16_bits(normal(rng));
+    return x;
+  };
+  const std::vector<uint16_t> start = halves(size_t(slots) * H * 16384 * (bf16_state ? 1 : 2));
+  const std::vector<uint16_t> x = halves(size_t(B) * H * 128 * 4), b = halves(B * H);
+  const Buffer<uint16_t> dx(x), db(b);
+  Buffer<uint16_t> y(size_t(B) * H * 128), state(start);
+  const Buffer<float> A(std::vector<float>(H, 0.1f)), dt(std::vector<float>(H * 128, -1.f));
+  Buffer<int32_t> slot(std::vector<int32_t>{0, 1, 2});
+  cudaStream_t stream;
+  CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  KdaStepParams p;
+  for (int i = 0; i < 3; ++i) p.x[i] = dx.get() + size_t(i) * B * H * 128;
+  p.x_stride = H * 128, p.z = dx.get() + size_t(3) * B * H * 128, p.b = db.get();
+  p.A_log = A.get(), p.dt_bias = dt.get(), p.slot = slot.get();
+  p.state = state.get(), p.state_bf16 = bf16_state, p.y = y.get(), p.B = B, p.H = H, p.stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  CUDA_OK(kda_step(p));
+  CUDA_OK(cudaStreamEndCapture(stream, &graph));
+  CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+  for (const std::vector<int32_t>& now : {std::vector<int32_t>{0, 1, 2}, {4, -1, 3}, {-1, 2, 0}}) {
+    slot.put(now);
+    std::vector<uint16_t> outputs[2], states[2];
+    for (int replayed = 0; replayed < 2; ++replayed) {
+      state.put(start), y.zero();
+      CUDA_OK(cudaDeviceSynchronize());
+      CUDA_OK(replayed ? int(cudaGraphLaunch(replay, stream)) : kda_step(p));
+      CUDA_OK(cudaDeviceSynchronize());
+      outputs[replayed] = y.take(), states[replayed] = state.take();
+    }
+    expect(outputs[0] == outputs[1] && states[0] == states[1], "step graph replayed with other slots");
+    for (int i = 0; i < slots; ++i) {
+      const size_t size = start.size() / slots;
+      const bool owned = std::find(now.begin(), now.end(), i) != now.end();
+      const bool same =
+          std::equal(start.begin() + i * size, start.begin() + (i + 1) * size, states[1].begin() + i * size);
+      expect(same != owned, "step graph touched a slot of nobody, or not its own");
+    }
+  }
+  std::printf("step graph%s\n", bf16_state ? ", bf16 state" : "");
+  cudaGraphExecDestroy(replay), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+}
+
 // Short convolution and its gradients against fp64 on the host.
 void check_conv() {
   const std::vector<int> lengths = {5, 0, 1, 64, 2, 129, 65};
@@ -467,6 +521,8 @@ void forward_tests() {
   check_causal({"causal", {100}, 2}, 9);
   check_causal({"causal cut", {2400}, 1}, 10);
   check_causal({"causal softplus", {100}, 2, "random", true, 0.f}, 11);
+  check_causal({"causal softplus steep", {100}, 2, "gate_high", true, 0.f}, 11);
+  check_batch({"batch softplus", bite, 2, "gate_high", true, 0.f}, 12);
   check_batch({"batch", bite, 2}, 12);
   check_batch({"batch cut", {2100, 5, 3000}, 1}, 13);
   check_batch({"batch many", std::vector<int>(70, 37), 2}, 13);  // another kernel shape than alone
@@ -502,6 +558,7 @@ int main(int argc, char** argv) {
   if (wanted("step")) {
     check_step(-5.f, 1, 1), check_step(0.f, 1, 1);
     check_step(-5.f, 4, 4), check_step(-5.f, 4, 2), check_step(-5.f, 4, 0);
+    check_step_graph(false), check_step_graph(true);
   }
   if (wanted("conv")) check_conv();
   std::printf(failures ? "%d FAILED\n" : "all passed\n", failures);

@@ -10,7 +10,8 @@
 //   db = (1 - beta) diag(dX U^T) / beta, from the sums that the state pass made in fp32
 // A pair of tokens i > j adds w = dM_ij q_i k_j e^(G_i - G_j) (and the like with P) to dG_i and takes it from
 // dG_j; of tokens up to j it must cancel. So both products, each of which has one operand rounded to bf16,
-// are multiplied by the other operand in the same rounding: what cancels is then the same number. The
+// are multiplied by the other operand in the same rounding: what cancels is then the same number. dM, whose
+// rounding would otherwise be most of dz's error where keys are alike, is the sum of two bf16. The
 // diagonal of dM gives dq_i += dM_ii k_i and dk_i += dM_ii q_i; in dG it cancels, so it is left out there
 // rather than subtracted. Ki, Kd and Qd are taken relative to G_last / 2 here, which keeps their products
 // away from underflow; the forward must not do so, because a token's bits would then depend on later gates.
@@ -28,9 +29,9 @@ constexpr int kTile = 4096;  // bytes of a [16][128] bf16 tile
 struct GradShared {
   alignas(128) uint8_t S[32768], D[32768];  // S^T and dS'^T, bf16 [V][K]
   alignas(128) uint8_t dO[kTile], U[kTile], X[kTile], Kd[kTile], Qd[kTile], Ki[kTile];
-  alignas(128) uint8_t P[512], dM[512];  // both strictly lower
-  float diagonal[kChunk];                // of dM
-  alignas(16) float sum[2][kChunk][8];   // per token: k then q sums of the eight warps
+  alignas(128) uint8_t P[512], dM[2][512];  // strictly lower; dM is the sum of two bf16
+  float diagonal[kChunk];                   // of dM
+  alignas(16) float sum[2][kChunk][8];      // per token: k then q sums of the eight warps
   float A[8];
   alignas(8) uint64_t full;
 };
@@ -198,8 +199,12 @@ __device__ __forceinline__ void score_gradients(const KdaBwdArgs& a, GradShared&
         if (row == column || row == column + 1) shared.diagonal[row] = row == column ? x0 : x1;
         x0 = column < row ? x0 : 0.f, x1 = column + 1 < row ? x1 : 0.f;
       }
-      *reinterpret_cast<uint32_t*>((warp == 0 ? shared.P : shared.dM) + narrow_offset(row, j) + t2 * 2) =
-          pack_bf16(x0, x1);
+      const uint32_t high = pack_bf16(x0, x1);
+      const int at = narrow_offset(row, j) + t2 * 2;
+      *reinterpret_cast<uint32_t*>((warp == 0 ? shared.P : shared.dM[0]) + at) = high;
+      if (warp == 1)
+        *reinterpret_cast<uint32_t*>(shared.dM[1] + at) =
+            pack_bf16(x0 - low_bf16(high), x1 - high_bf16(high));
     }
 }
 
@@ -247,9 +252,12 @@ __device__ __forceinline__ void score_products(Values& dqm, Values& dkp, Values&
             columns_at = narrow_offset(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1);
   const int b_at = wide_offset((lane & 7) + ((lane >> 3) & 1) * 8, 2 * warp + (lane >> 4), Block::kPanel);
   ldmatrix_x4_trans(b, smem_address(shared.Ki) + b_at);
-  ldmatrix_x4(f, smem_address(shared.dM) + rows_at);
-  mma_bf16(dqm[0], f, b[0], b[1]);
-  mma_bf16(dqm[1], f, b[2], b[3]);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    ldmatrix_x4(f, smem_address(shared.dM[part]) + rows_at);
+    mma_bf16(dqm[0], f, b[0], b[1]);
+    mma_bf16(dqm[1], f, b[2], b[3]);
+  }
   ldmatrix_x4(f, smem_address(shared.P) + rows_at);
   mma_bf16(dkp[0], f, b[0], b[1]);
   mma_bf16(dkp[1], f, b[2], b[3]);
@@ -257,13 +265,17 @@ __device__ __forceinline__ void score_products(Values& dqm, Values& dkp, Values&
   ldmatrix_x4_trans(b, smem_address(shared.Kd) + b_at);
   mma_bf16(dki[0], f, b[0], b[1]);
   mma_bf16(dki[1], f, b[2], b[3]);
-  ldmatrix_x4_trans(f, smem_address(shared.dM) + columns_at);
   ldmatrix_x4_trans(b, smem_address(shared.Qd) + b_at);
-  mma_bf16(dki[0], f, b[0], b[1]);
-  mma_bf16(dki[1], f, b[2], b[3]);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    ldmatrix_x4_trans(f, smem_address(shared.dM[part]) + columns_at);
+    mma_bf16(dki[0], f, b[0], b[1]);
+    mma_bf16(dki[1], f, b[2], b[3]);
+  }
 }
 
-// The same for the unbounded gate, exponents subtracted pair by pair and already multiplied in. S and D are
+// The same where the chunk decays by more than bf16 holds, which an unbounded gate may: exponents subtracted
+// pair by pair and already multiplied in. S and D are
 // free by now. Three barriers inside.
 __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dki, const Element& e,
                                             GradShared& shared, int warp, int lane) {
@@ -285,15 +297,16 @@ __device__ __forceinline__ void score_pairs(Values& dqm, Values& dkp, Values& dk
     return __bfloat162float(
         *reinterpret_cast<const __nv_bfloat16*>(m + narrow_offset(i, j >> 3) + (j & 7) * 2));
   };
+  const auto dM = [&](int i, int j) { return score(shared.dM[0], i, j) + score(shared.dM[1], i, j); };
   const int c = threadIdx.x & 127, first = threadIdx.x >> 7;
   for (int i = first; i < kChunk; i += 2) {
     float x = 0.f, y = 0.f, z = 0.f;
     for (int j = 0; j < i; ++j) {
       const float kj = in[0][j][c] * exp2_approx(in[2][i][c] - in[2][j][c]);
-      x += score(shared.dM, i, j) * kj, y += score(shared.P, i, j) * kj;
+      x += dM(i, j) * kj, y += score(shared.P, i, j) * kj;
     }
     for (int j = i + 1; j < kChunk; ++j)
-      z += (score(shared.P, j, i) * in[0][j][c] + score(shared.dM, j, i) * in[1][j][c]) *
+      z += (score(shared.P, j, i) * in[0][j][c] + dM(j, i) * in[1][j][c]) *
            exp2_approx(in[2][j][c] - in[2][i][c]);
     out[0][i][c] = x, out[1][i][c] = y, out[2][i][c] = z;
   }
@@ -307,8 +320,8 @@ __device__ __forceinline__ float round_bf16(float x) {
   return __bfloat162float(__float2bfloat16(x));
 }
 
-// dq, dk of the normalised vectors from the products, dG into dg.
-template <bool kBounded>
+// dq, dk of the normalised vectors from the products (kCentred: those relative to G_last / 2), dG into dg.
+template <bool kCentred>
 __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Values& carried, const Element& e,
                                         const float (&diagonal)[2], const Values& dqs, const Values& dks,
                                         const Values& dkr, const Values& dqm, const Values& dkp,
@@ -318,12 +331,12 @@ __device__ __forceinline__ void combine(Values& dq, Values& dk, Values& dg, Valu
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float G = e.G[j][i], half = e.half[j][i & 1], gamma = exp2_approx(G);
-      const float up = kBounded ? exp2_approx(G - half) : 1.f, down = kBounded ? exp2_approx(half - G) : 1.f;
+      const float up = kCentred ? exp2_approx(G - half) : 1.f, down = kCentred ? exp2_approx(half - G) : 1.f;
       const float rest = dkr[j][i] * exp2_approx(e.last[j][i & 1] - G);
       dq[j][i] = dqs[j][i] * gamma + dqm[j][i] * up;
       const float plus = dkp[j][i] * up - dks[j][i] * gamma, minus = dki[j][i] * down;
       dk[j][i] = plus + minus + rest;
-      if constexpr (kBounded) {
+      if constexpr (kCentred) {
         const float across = e.q[j][i] * (dqs[j][i] * gamma) - e.k[j][i] * (dks[j][i] * gamma);
         dg[j][i] = across + round_bf16(e.q[j][i] * up) * dqm[j][i] + round_bf16(e.k[j][i] * up) * dkp[j][i] -
                    round_bf16(e.k[j][i] * down) * dki[j][i];
@@ -391,6 +404,19 @@ __device__ __forceinline__ void store_values(void* p, const Values& x, int64_t t
     }
 }
 
+// A barrier of the CTA. Whether the chunk's operands relative to G_last / 2 can be used, the same in all
+// threads.
+template <bool kBounded>
+__device__ __forceinline__ bool sync_and_choose(const Element& e) {
+  if constexpr (kBounded) {
+    __syncthreads();
+    return true;
+  } else {
+    const float least = fminf(fminf(e.last[0][0], e.last[0][1]), fminf(e.last[1][0], e.last[1][1]));
+    return __syncthreads_and(least >= -kMildDecay);
+  }
+}
+
 template <bool kBounded>
 __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_constant__ KdaBwdArgs a) {
   extern __shared__ __align__(128) uint8_t dynamic[];
@@ -420,9 +446,9 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   load_tile(shared.X, a.dv, token, in.H, head, valid, thread);
   Element e;
   load_elements<kBounded>(e, in, shared, token, valid, head, warp, lane);
-  if constexpr (kBounded) write_centred(e, shared, warp, lane);
+  write_centred(e, shared, warp, lane);
   asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
+  const bool centred = sync_and_choose<kBounded>(e);
   if (warp < 2) score_gradients(a, shared, token, valid, unit, head, warp, lane);
   mbarrier_wait(&shared.full, 0);
   Values dqs = {}, dks = {}, dkr = {}, dqm = {}, dkp = {}, dki = {}, dq, dk, dg;
@@ -430,12 +456,14 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(const __grid_cons
   float rows[8] = {};
   state_products(dqs, dks, dkr, rows, shared, warp, lane);
   __syncthreads();
-  if constexpr (kBounded)
-    score_products(dqm, dkp, dki, shared, warp, lane);
-  else
-    score_pairs(dqm, dkp, dki, e, shared, warp, lane);
   const float diagonal[2] = {shared.diagonal[lane >> 2], shared.diagonal[(lane >> 2) + 8]};
-  combine<kBounded>(dq, dk, dg, carried, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
+  if (centred) {
+    score_products(dqm, dkp, dki, shared, warp, lane);
+    combine<true>(dq, dk, dg, carried, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
+  } else {
+    score_pairs(dqm, dkp, dki, e, shared, warp, lane);
+    combine<false>(dq, dk, dg, carried, e, diagonal, dqs, dks, dkr, dqm, dkp, dki);
+  }
   float dot_k[2] = {}, dot_q[2] = {};
 #pragma unroll
   for (int j = 0; j < 2; ++j)

@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(kGroups * 128, 1) bwd_state_kernel(const __gri
     release_block(shared, st, lane);
   }
   if (a.d_initial_state) store_state(s, a.d_initial_state + state_at, kWidth, lane);
-  if (lane == 0) bulk_wait_read<0>();
 }
 
 template <int kGroups>

@@ -20,6 +20,8 @@ constexpr int kWidth = 128;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kQueryScale = 0.08838834764831845f;  // 128^-1/2
 constexpr float kNormEps = 1e-6f;
+// The most a chunk may decay, in base 2, for e^-G to be formed in bf16: 16 tokens of the bounded gate's e^-5.
+constexpr float kMildDecay = 16 * 5 * kLog2e + 0.01f;
 
 // Byte offsets in a block. Kd, Qd, Kr are bf16 [16][128] in two panels of 64 columns, as wgmma wants them; Kd
 // and Qd share their panels so that one product serves both. R - I and M are bf16 [16][16]: the
@@ -193,10 +195,6 @@ struct PrepareScratch {
   alignas(16) uint8_t Ki[4096];
   alignas(16) float L[kChunk * 20];
   alignas(16) GroupScratch group;
+  int mild[2];  // of the two warps, see mild_rows
 };
-// For the unbounded gate: normalised k and q and G in fp32, rows padded against bank conflicts.
-struct PairScratch {
-  float k[kChunk][kWidth + 1], q[kChunk][kWidth + 1], G[kChunk][kWidth + 1];
-};
-
 }  // namespace godwit::kernels::cuda::sm90

@@ -10,7 +10,6 @@ template <bool kBounded>
 __global__ void __launch_bounds__(64, 8) prepare_kernel(KdaInputs in, uint8_t* blocks) {
   __shared__ alignas(128) uint8_t block[Block::kBytes];
   __shared__ PrepareScratch scratch;
-  extern __shared__ uint8_t dynamic[];
   const int head = blockIdx.x, thread = threadIdx.x;
   const int64_t slot = blockIdx.y + int64_t(blockIdx.z) * gridDim.y;
   if (slot >= kda_unit_count(in.T, in.N, kChunk)) return;
@@ -19,8 +18,7 @@ __global__ void __launch_bounds__(64, 8) prepare_kernel(KdaInputs in, uint8_t* b
   const int64_t token = begin + (slot - kda_first_unit(begin, n, kChunk)) * kChunk;
   if (token >= end) return;
   const int valid = end - token < kChunk ? int(end - token) : kChunk;
-  prepare_chunk<kBounded>(in, token, valid, head, block, scratch, reinterpret_cast<PairScratch*>(dynamic),
-                          thread, 1);
+  prepare_chunk<kBounded>(in, token, valid, head, block, scratch, thread, 1);
   fence_async_shared();
   __syncthreads();
   if (thread == 0) {
@@ -35,14 +33,8 @@ __global__ void __launch_bounds__(64, 8) prepare_kernel(KdaInputs in, uint8_t* b
 cudaError_t launch_prepare(const KdaInputs& in, uint8_t* blocks, cudaStream_t stream) {
   const int64_t slots = kda_unit_count(in.T, in.N, kChunk);
   const dim3 grid(in.H, unsigned(slots < 32768 ? slots : 32768), unsigned((slots + 32767) / 32768));
-  if (in.gate_bound < 0.f) {
-    prepare_kernel<true><<<grid, 64, 0, stream>>>(in, blocks);
-  } else {
-    const cudaError_t e = cudaFuncSetAttribute(
-        prepare_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PairScratch));
-    if (e != cudaSuccess) return e;
-    prepare_kernel<false><<<grid, 64, sizeof(PairScratch), stream>>>(in, blocks);
-  }
+  const auto kernel = in.gate_bound < 0.f ? prepare_kernel<true> : prepare_kernel<false>;
+  kernel<<<grid, 64, 0, stream>>>(in, blocks);
   return cudaGetLastError();
 }
 

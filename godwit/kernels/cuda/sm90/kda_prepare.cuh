@@ -6,10 +6,11 @@
 
 namespace godwit::kernels::cuda::sm90 {
 
-// Kd, Qd, Kr, Ki and the decay of the thread's two channels.
+// Kd, Qd, Kr, Ki and the decay of the thread's two channels. With the unbounded gate Ki may overflow: it is
+// used only of rows where it does not.
 template <bool kBounded>
 __device__ __forceinline__ void write_operands(const RawChunk& raw, const float2 (&G)[kChunk], uint8_t* block,
-                                               PrepareScratch& scratch, PairScratch* pairs, int thread) {
+                                               PrepareScratch& scratch, int thread) {
   const float* factor = scratch.group.factor[thread >> 5];
   const float2 last = G[kChunk - 1];
   const float2 decay = make_float2(exp2_approx(last.x), exp2_approx(last.y));
@@ -25,18 +26,27 @@ __device__ __forceinline__ void write_operands(const RawChunk& raw, const float2
     const int at = wide_offset(t, thread >> 2, Block::kPanel) + (thread & 3) * 4;
     *reinterpret_cast<uint32_t*>(block + Block::kKd + pair_at) = pack_bf16(k.x * e.x, k.y * e.y);
     *reinterpret_cast<uint32_t*>(block + Block::kQd + pair_at) = pack_bf16(q.x * e.x, q.y * e.y);
-    if constexpr (kBounded) {
-      const float2 i = make_float2(k.x * exp2_approx(-G[t].x), k.y * exp2_approx(-G[t].y));
-      *reinterpret_cast<uint32_t*>(scratch.Ki + at) = pack_bf16(i.x, i.y);
-      *reinterpret_cast<uint32_t*>(block + Block::kKr + at) = pack_bf16(i.x * decay.x, i.y * decay.y);
-    } else {
-      *reinterpret_cast<uint32_t*>(block + Block::kKr + at) =
-          pack_bf16(k.x * exp2_approx(last.x - G[t].x), k.y * exp2_approx(last.y - G[t].y));
-      pairs->k[t][2 * thread] = k.x, pairs->k[t][2 * thread + 1] = k.y;
-      pairs->q[t][2 * thread] = q.x, pairs->q[t][2 * thread + 1] = q.y;
-      pairs->G[t][2 * thread] = G[t].x, pairs->G[t][2 * thread + 1] = G[t].y;
-    }
+    const float2 i = make_float2(k.x * exp2_approx(-G[t].x), k.y * exp2_approx(-G[t].y));
+    *reinterpret_cast<uint32_t*>(scratch.Ki + at) = pack_bf16(i.x, i.y);
+    const float2 r =
+        kBounded ? make_float2(i.x * decay.x, i.y * decay.y)
+                 : make_float2(k.x * exp2_approx(last.x - G[t].x), k.y * exp2_approx(last.y - G[t].y));
+    *reinterpret_cast<uint32_t*>(block + Block::kKr + at) = pack_bf16(r.x, r.y);
   }
+}
+
+// How many rows, from the first on, have decayed by no more than what the bounded gate may in a chunk, in all
+// channels. A row's own and earlier tokens decide, so later ones do not change its bits. One group barrier
+// inside.
+__device__ __forceinline__ int mild_rows(const float2 (&G)[kChunk], PrepareScratch& scratch, int thread,
+                                         int barrier) {
+  int mild = 0;
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) mild += fminf(G[t].x, G[t].y) >= -kMildDecay;
+  mild = __reduce_min_sync(0xffffffffu, mild);
+  if ((thread & 31) == 0) scratch.mild[thread >> 5] = mild;
+  group_barrier(barrier);
+  return min(scratch.mild[0], scratch.mild[1]);
 }
 
 // L (fp32, with beta) and M by tensor cores: warp 0 makes L, warp 1 makes M.
@@ -67,22 +77,40 @@ __device__ __forceinline__ void score_products(uint8_t* block, PrepareScratch& s
   }
 }
 
-// The same for the unbounded gate, where e^-G may overflow: the exponents are subtracted pair by pair.
-__device__ __forceinline__ void score_pairs(uint8_t* block, PrepareScratch& scratch, const PairScratch& pairs,
-                                            int thread) {
-  for (int pair = thread; pair < kChunk * kChunk; pair += 64) {
-    const int i = pair >> 4, j = pair & 15;
-    float l = 0.f, m = 0.f;
-    if (j <= i) {
-      for (int c = 0; c < kWidth; ++c) {
-        const float kj = pairs.k[j][c] * exp2_approx(pairs.G[i][c] - pairs.G[j][c]);
-        l = fmaf(pairs.k[i][c], kj, l);
-        m = fmaf(pairs.q[i][c], kj, m);
-      }
+// Rows `first` and on of L and M for the unbounded gate, where e^-G may overflow: the exponents are
+// subtracted pair by pair, each thread sums its two channels, and the lanes sum all pairs of a row at once.
+// The space of Ki takes the sums of the two warps. Two group barriers inside.
+__device__ __forceinline__ void score_pairs(const RawChunk& raw, const float2 (&G)[kChunk], uint8_t* block,
+                                            PrepareScratch& scratch, int first, int thread, int barrier) {
+  auto* const part = reinterpret_cast<float(*)[kChunk][32]>(scratch.Ki);  // [warp][row][L, then M]
+  group_barrier(barrier);                                                 // Ki has been read
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    if (i < first) continue;
+    float v[32];
+    const float2 ki = make_float2(low_bf16(raw.k[i]), high_bf16(raw.k[i])),
+                 qi = make_float2(low_bf16(raw.q[i]), high_bf16(raw.q[i]));
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      v[j] = v[kChunk + j] = 0.f;
+      if (j > i) continue;
+      const float2 kj = make_float2(low_bf16(raw.k[j]) * exp2_approx(G[i].x - G[j].x),
+                                    high_bf16(raw.k[j]) * exp2_approx(G[i].y - G[j].y));
+      v[j] = ki.x * kj.x + ki.y * kj.y;
+      v[kChunk + j] = qi.x * kj.x + qi.y * kj.y;
     }
-    scratch.L[i * 20 + j] = j < i ? scratch.group.beta[i] * l : 0.f;
-    *reinterpret_cast<__nv_bfloat16*>(block + Block::kM + narrow_offset(i, j >> 3) + (j & 7) * 2) =
-        __float2bfloat16(m);
+    part[thread >> 5][i][thread & 31] = transpose_sum(v, thread & 31);
+  }
+  group_barrier(barrier);
+  const float* factor = scratch.group.factor[thread >> 5];
+  for (int at = first * 32 + thread; at < kChunk * 32; at += 64) {
+    const int i = at >> 5, j = at & 15;
+    const float sum = (part[0][i][at & 31] + part[1][i][at & 31]) * factor[j];
+    if ((at & 16) == 0)
+      scratch.L[i * 20 + j] = j < i ? scratch.group.beta[i] * factor[i] * sum : 0.f;
+    else
+      *reinterpret_cast<__nv_bfloat16*>(block + Block::kM + narrow_offset(i, j >> 3) + (j & 7) * 2) =
+          __float2bfloat16(j <= i ? factor[kChunk + i] * sum : 0.f);
   }
 }
 
@@ -101,8 +129,8 @@ __device__ __forceinline__ void write_inverse(uint8_t* block, const PrepareScrat
 // The whole block. After it a barrier of the group is due before anyone reads.
 template <bool kBounded>
 __device__ __forceinline__ void prepare_chunk(const KdaInputs& in, int64_t token, int valid, int head,
-                                              uint8_t* block, PrepareScratch& scratch, PairScratch* pairs,
-                                              int thread, int barrier) {
+                                              uint8_t* block, PrepareScratch& scratch, int thread,
+                                              int barrier) {
   RawChunk raw;
   const int stride = in.H * (kWidth / 2);
   const int64_t offset = (token * in.H + head) * (kWidth / 2) + thread;
@@ -115,14 +143,20 @@ __device__ __forceinline__ void prepare_chunk(const KdaInputs& in, int64_t token
   norm_factors(raw.q, raw.k, scratch.group, thread, barrier);
   float2 G[kChunk];
   cumulative_gate<kBounded>(G, raw.z, dt, in.gate_bound, rate, valid);
-  write_operands<kBounded>(raw, G, block, scratch, pairs, thread);
-  group_barrier(barrier);
+  write_operands<kBounded>(raw, G, block, scratch, thread);
   if constexpr (kBounded) {
+    group_barrier(barrier);
     score_products(block, scratch, thread);
     if (thread < 32) __syncwarp();
   } else {
-    score_pairs(block, scratch, *pairs, thread);
-    group_barrier(barrier);
+    const int mild = mild_rows(G, scratch, thread, barrier);
+    score_products(block, scratch, thread);
+    if (mild < kChunk) {
+      score_pairs(raw, G, block, scratch, mild, thread, barrier);
+      group_barrier(barrier);
+    } else if (thread < 32) {
+      __syncwarp();
+    }
   }
   if (thread < 32) write_inverse(block, scratch, thread);
 }

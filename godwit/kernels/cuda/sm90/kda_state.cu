@@ -199,9 +199,6 @@ __global__ void __launch_bounds__(kGroups * 128, kPerSm)
   } else if (seg.last && a.final_state) {
     store_state(s, a.final_state + (int64_t(seg.n) * a.in.H + head) * kWidth * kWidth + mine, kWidth, lane);
   }
-  if constexpr (kMode == Mode::kRecord) {
-    if (lane == 0) bulk_wait_read<0>();
-  }
 }
 
 template <int kGroups, int kPerSm, Mode kMode>

@@ -166,19 +166,18 @@ __device__ __forceinline__ void pack_steps(uint32_t (&f)[kSteps][4], const float
 }
 
 // Writes packed S^T rows of a warp, bf16 [16 V][128 K], to global memory through shared memory; they stand in
-// record_offset order.
+// record_offset order. By ordinary stores: a bulk copy would have the chunk wait for its fence and its issue.
 __device__ __forceinline__ void record_state(const uint32_t (&f)[8][4], uint8_t* record, uint8_t* to,
                                              int lane) {
-  if (lane == 0) bulk_wait_read<0>();
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 8; ++k)
     stmatrix_x4(smem_address(record) + record_offset(lane & 15, 2 * k + (lane >> 4)), f[k]);
-  fence_async_shared();
   __syncwarp();
-  if (lane == 0) {
-    bulk_store(to, record, 4096);
-    bulk_commit();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int at = i * 32 + lane;
+    __stcs(reinterpret_cast<uint4*>(to) + at, reinterpret_cast<const uint4*>(record)[at]);
   }
 }
 
