@@ -1,6 +1,7 @@
 // Short convolution and SiLU, forward and backward. Bound by bytes: a thread owns kLanes neighbouring
 // channels (16 or 8 bytes) and walks down a strip of tokens with the last inputs in registers. Strips are
-// numbered like chunks (kda_heuristic.h), so no sequence boundary is crossed.
+// numbered like chunks (kda_heuristic.h), so no sequence boundary is crossed. The rows of the next kAhead
+// tokens are on their way while those of the last ones are computed.
 //   u_t = sum_j w_j x_(t-3+j)   y_t = u_t s(u_t)   du_t = dy_t s(u_t) (1 + u_t (1 - s(u_t)))
 //   dx_t = sum_j w_j du_(t+3-j)   dw_j = sum_t du_t x_(t-3+j)
 // The strips' shares of dw are summed in a fixed order by a second kernel.
@@ -13,7 +14,7 @@
 namespace godwit::kernels::cuda {
 namespace {
 
-constexpr int kStrip = 64, kThreads = 128;
+constexpr int kStrip = 64, kThreads = 128, kAhead = 4;
 
 struct Strip {
   int n;
@@ -48,10 +49,24 @@ struct alignas(kLanes * 2) Pack {
 };
 
 template <int kLanes>
-__device__ __forceinline__ void load(float (&to)[kLanes], const void* rows, int64_t at) {
-  const Pack<kLanes> p = *reinterpret_cast<const Pack<kLanes>*>(static_cast<const __nv_bfloat16*>(rows) + at);
+__device__ __forceinline__ void unpack(float (&to)[kLanes], const Pack<kLanes>& p) {
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) to[i] = __bfloat162float(p.x[i]);
+}
+template <int kLanes>
+__device__ __forceinline__ Pack<kLanes> load(const void* rows, int64_t at) {
+  return *reinterpret_cast<const Pack<kLanes>*>(static_cast<const __nv_bfloat16*>(rows) + at);
+}
+// kAhead rows from token t on, as far as they lie before `end`.
+template <int kLanes>
+__device__ __forceinline__ void fetch(Pack<kLanes> (&to)[kAhead], const void* rows, int64_t t, int64_t end,
+                                      int64_t C, int64_t channel) {
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j)
+    if (t + j < end) to[j] = load<kLanes>(rows, (t + j) * C + channel);
+}
+__device__ __forceinline__ float sigmoid(float u) {
+  return __fdividef(1.f, 1.f + __expf(-u));
 }
 template <int kLanes>
 __device__ __forceinline__ void store(const float (&from)[kLanes], void* rows, int64_t at) {
@@ -65,7 +80,7 @@ __device__ __forceinline__ void store(const float (&from)[kLanes], void* rows, i
 template <int kLanes>
 __device__ __forceinline__ void input(float (&to)[kLanes], const ShortConvParams& p, const Strip& s,
                                       int64_t t, int64_t channel) {
-  if (t >= s.begin) return load(to, p.x, t * p.C + channel);
+  if (t >= s.begin) return unpack(to, load<kLanes>(p.x, t * p.C + channel));
 #pragma unroll
   for (int i = 0; i < kLanes; ++i)
     to[i] = p.initial_state ? __bfloat162float(static_cast<const __nv_bfloat16*>(
@@ -82,7 +97,7 @@ __device__ __forceinline__ void weights(float (&w)[4][kLanes], const ShortConvPa
   }
 }
 
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvParams p) {
+__global__ void __launch_bounds__(kThreads, 4) forward_kernel(const __grid_constant__ ShortConvParams p) {
   constexpr int kLanes = 8;
   const int64_t channel = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kLanes;
   const Strip s = find_strip(p, blockIdx.y);
@@ -91,16 +106,24 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   weights(w, p, channel);
 #pragma unroll
   for (int j = 0; j < 3; ++j) input(x[j], p, s, s.first - 3 + j, channel);
-#pragma unroll 4
-  for (int64_t t = s.first; t < s.last; ++t) {
-    load(x[3], p.x, t * p.C + channel);
+  Pack<kLanes> rows[kAhead], next[kAhead] = {};
+  fetch(next, p.x, s.first, s.last, p.C, channel);
+  for (int64_t first = s.first; first < s.last; first += kAhead) {
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-      const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i];
-      y[i] = u / (1.f + __expf(-u));
-      x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
+    for (int j = 0; j < kAhead; ++j) rows[j] = next[j];
+    fetch(next, p.x, first + kAhead, s.last, p.C, channel);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (first + j >= s.last) break;
+      unpack(x[3], rows[j]);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i];
+        y[i] = u * sigmoid(u);
+        x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
+      }
+      store(y, p.y, (first + j) * p.C + channel);
     }
-    store(y, p.y, t * p.C + channel);
   }
   if (s.last == s.end && p.final_state) {
 #pragma unroll
@@ -121,7 +144,7 @@ __device__ __forceinline__ float from_final(const ShortConvParams& p, const Stri
                                    : 0.f;
 }
 
-__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ ShortConvParams p) {
+__global__ void __launch_bounds__(kThreads, 4) backward_kernel(const __grid_constant__ ShortConvParams p) {
   constexpr int kLanes = 4;
   const int64_t channel = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kLanes;
   if (channel >= p.C) return;
@@ -134,41 +157,50 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     // tokens further.
 #pragma unroll
     for (int j = 0; j < 3; ++j) input(x[j], p, s, s.first - 3 + j, channel);
-    const int64_t stop = s.last + 3;
-#pragma unroll 2
-    for (int64_t t = s.first; t < stop; ++t) {
-      if (t < s.end) {
-        float dy[kLanes];
-        load(x[3], p.x, t * p.C + channel);
-        load(dy, p.dy, t * p.C + channel);
+    const int64_t stop = s.last + 3, read = stop < s.end ? stop : s.end;
+    Pack<kLanes> xs[kAhead], dys[kAhead], next_x[kAhead] = {}, next_dy[kAhead] = {};
+    fetch(next_x, p.x, s.first, read, p.C, channel), fetch(next_dy, p.dy, s.first, read, p.C, channel);
+    for (int64_t first = s.first; first < stop; first += kAhead) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) xs[j] = next_x[j], dys[j] = next_dy[j];
+      fetch(next_x, p.x, first + kAhead, read, p.C, channel);
+      fetch(next_dy, p.dy, first + kAhead, read, p.C, channel);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const int64_t t = first + k;
+        if (t >= stop) break;
+        if (t < s.end) {
+          float dy[kLanes];
+          unpack(x[3], xs[k]), unpack(dy, dys[k]);
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) {
+            const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i],
+                        sig = sigmoid(u);
+            du[3][i] = dy[i] * sig * (1.f + u * (1.f - sig));
+            if (t < s.last) {
+#pragma unroll
+              for (int j = 0; j < 4; ++j) dw[j][i] += du[3][i] * x[j][i];
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) du[3][i] = 0.f;
+        }
 #pragma unroll
         for (int i = 0; i < kLanes; ++i) {
-          const float u = w[0][i] * x[0][i] + w[1][i] * x[1][i] + w[2][i] * x[2][i] + w[3][i] * x[3][i],
-                      sig = 1.f / (1.f + __expf(-u));
-          du[3][i] = dy[i] * sig * (1.f + u * (1.f - sig));
-          if (t < s.last) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) dw[j][i] += du[3][i] * x[j][i];
-          }
+          dx[i] = w[3][i] * du[0][i] + w[2][i] * du[1][i] + w[1][i] * du[2][i] + w[0][i] * du[3][i] +
+                  from_final(p, s, t - 3, channel + i);
+          x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
+          du[0][i] = du[1][i], du[1][i] = du[2][i], du[2][i] = du[3][i];
         }
-      } else {
+        if (t - 3 >= s.first) {
+          store(dx, p.dx, (t - 3) * p.C + channel);
+        } else if (s.first == s.begin && p.d_initial_state) {  // inputs before the sequence
 #pragma unroll
-        for (int i = 0; i < kLanes; ++i) du[3][i] = 0.f;
-      }
-#pragma unroll
-      for (int i = 0; i < kLanes; ++i) {
-        dx[i] = w[3][i] * du[0][i] + w[2][i] * du[1][i] + w[1][i] * du[2][i] + w[0][i] * du[3][i] +
-                from_final(p, s, t - 3, channel + i);
-        x[0][i] = x[1][i], x[1][i] = x[2][i], x[2][i] = x[3][i];
-        du[0][i] = du[1][i], du[1][i] = du[2][i], du[2][i] = du[3][i];
-      }
-      if (t - 3 >= s.first) {
-        store(dx, p.dx, (t - 3) * p.C + channel);
-      } else if (s.first == s.begin && p.d_initial_state) {  // inputs before the sequence
-#pragma unroll
-        for (int i = 0; i < kLanes; ++i)
-          static_cast<__nv_bfloat16*>(p.d_initial_state)[(s.n * p.C + channel + i) * 3 + t - s.first] =
-              __float2bfloat16(dx[i]);
+          for (int i = 0; i < kLanes; ++i)
+            static_cast<__nv_bfloat16*>(p.d_initial_state)[(s.n * p.C + channel + i) * 3 + t - s.first] =
+                __float2bfloat16(dx[i]);
+        }
       }
     }
   }
