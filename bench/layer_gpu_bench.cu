@@ -43,8 +43,7 @@ void bench_router(const Rates& rates) {
   const int E = 896, k = 16, bins = 1000;
   const Buffer<float> logits(floats(size_t(T) * E, 1.5f)), bias(floats(E, 0.05f)), weights(T * k),
       scores(T * E), cutoff(T), d(floats(T * k)), d_logits(T * E);
-  const Buffer<int32_t> chosen(T * k), offsets(E + 1), slot(T * k), row(T * k);
-  const Buffer<uint8_t> space(moe_plan_workspace_bytes(E));
+  const Buffer<int32_t> chosen(T * k);
   const Buffer<int64_t> counts(size_t(E) * bins);
   RouterParams p{.logits = logits.get(),
                  .bias = bias.get(),
@@ -53,9 +52,7 @@ void bench_router(const Rates& rates) {
                  .k = k,
                  .chosen = chosen.get(),
                  .weights = weights.get(),
-                 .cutoff = cutoff.get(),
-                 .plan = {offsets.get(), slot.get(), row.get()},
-                 .workspace = space.get()};
+                 .cutoff = cutoff.get()};
   const double once = 4.0 * T * E;
   HistogramParams h{.scores = logits.get(),
                     .from_logits = true,
@@ -67,22 +64,18 @@ void bench_router(const Rates& rates) {
                     .bins_per_unit = bins / 2.2f,
                     .counts = counts.get()};
   rates.row("router, choices and weights", once, [&] { return moe_router_fwd(p); });
-  p.wants_plan = true;
-  rates.row("router with plan", once, [&] { return moe_router_fwd(p); });
-  rates.row("router with plan, histogram (from logits)", once, [&] {
+  rates.row("router, histogram (from logits)", once, [&] {
     const int e = moe_router_fwd(p);
     return e ? e : qb_histogram(h);
   });
+  rates.row("histogram alone (from logits)", once, [&] { return qb_histogram(h); });
   p.scores = scores.get(), h.scores = scores.get(), h.from_logits = false;
-  rates.row("router with plan and scores", 2 * once, [&] { return moe_router_fwd(p); });
-  rates.row("router with plan and scores, histogram", 2 * once, [&] {
+  rates.row("router with scores", 2 * once, [&] { return moe_router_fwd(p); });
+  rates.row("router with scores, histogram", 2 * once, [&] {
     const int e = moe_router_fwd(p);
     return e ? e : qb_histogram(h);
   });
   rates.row("histogram alone", once, [&] { return qb_histogram(h); });
-  rates.row("plan alone", 12.0 * T * k, [&] {
-    return moe_plan({chosen.get(), T, E, k, p.plan, space.get()});
-  });
   rates.row("router backward", once, [&] {
     return moe_router_bwd({d.get(), scores.get(), chosen.get(), d_logits.get(), T, E, k, true, 1.f});
   });

@@ -1,4 +1,4 @@
-// Router and plan in one kernel (moe_gpu.h). A warp takes a row; lane l holds s + bias of the experts
+// The router (moe_gpu.h). A warp takes a row; lane l holds s + bias of the experts
 // 128 u + 4 l + j. The k+1 best of E:
 //   1. the (k+1)-th largest of the 32 lane maxima bounds the (k+1)-th largest value from below;
 //   2. the experts not below the bound, for unrelated ones about 1.4 (k+1), are gathered one a lane, and the
@@ -6,12 +6,6 @@
 //   3. each lane counts the ones before its own by (value, lower index): that is its place.
 // Should there be more than 32 of them (equal scores, or the best all in few lanes) or too few (NaN, which
 // ranks as -inf), the row takes k+1 rounds of "largest, lowest index" instead. Either way gives the same.
-//
-// The plan is a stable counting sort of the slots by expert. A CTA owns a run of tokens, its warps runs of
-// that run; counts a warp are summed over warps in shared memory, over CTAs by one warp an expert after a
-// grid barrier; after another each warp places its own slots in order. All counts are integers and the
-// result is unique: it does not depend on the grid.
-#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,21 +18,11 @@ namespace {
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr uint32_t kAll = 0xffffffffu;
 constexpr float kTaken = INFINITY;  // no value is: scores are at most 1, biases finite
-constexpr int kMaxGrid = 1024;
 
-struct PlanShared {
-  uint16_t count[kWarps][kRouterMaxExperts];
-  int32_t next[kWarps][kRouterMaxExperts];
-  int32_t warp_sum[kWarps];
-};
 struct RouteShared {
   alignas(16) float bias[kRouterMaxExperts];
   alignas(16) uint64_t order[kWarps][32];
   uint16_t gathered[kWarps][32];
-};
-struct Shared {
-  PlanShared plan;
-  RouteShared route;
 };
 
 // Within 7.5e-8 |x| (the roundings of log2(e) and of x log2(e)) and two units in the last place. NaN stays
@@ -173,10 +157,10 @@ __device__ __forceinline__ void load_row(float4 (&x)[kUnits], const RouterParams
   }
 }
 
-// Routes one row whose logits are in x. Returns the lane's choice, or -1.
+// Routes one row whose logits are in x.
 template <int kUnits>
-__device__ __forceinline__ int route_row(const RouterParams& p, const float4 (&x)[kUnits], int64_t token,
-                                         RouteShared& shared, int warp, int lane) {
+__device__ __forceinline__ void route_row(const RouterParams& p, const float4 (&x)[kUnits], int64_t token,
+                                          RouteShared& shared, int warp, int lane) {
   float value[4 * kUnits];
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -197,7 +181,6 @@ __device__ __forceinline__ int route_row(const RouterParams& p, const float4 (&x
   }
   if (c.place == p.k) p.cutoff[token] = c.value == c.value ? c.value : -INFINITY;
   if (lane == 0 && p.k == p.experts) p.cutoff[token] = -INFINITY;
-  return mine ? c.expert : -1;
 }
 
 // The tokens of a warp: runs of runs, so that smaller numbers come first.
@@ -210,117 +193,12 @@ __device__ __forceinline__ Run run_of(int64_t tokens, int warp) {
   return {begin, min(tokens, begin + length)};
 }
 
-__device__ __forceinline__ void count_choice(PlanShared& shared, int warp, int expert, int experts) {
-  if (uint32_t(expert) < uint32_t(experts)) ++shared.count[warp][expert];  // a row's choices are distinct
-  __syncwarp();
-}
-
-// The lane's choice of each of some tokens, -1 where there is none.
-template <int kCount>
-__device__ __forceinline__ void load_choices(int (&expert)[kCount], const int32_t* chosen, int k,
-                                             int64_t token, int64_t end, int lane) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    expert[i] = lane < k && token + i < end ? __ldcg(chosen + (token + i) * k + lane) : -1;
-}
-
-// Exclusive sums of totals [E] into first[0 .. E], by the whole CTA.
-__device__ __forceinline__ void scan_totals(const int32_t* totals, int experts, int32_t* first,
-                                            int32_t* warp_sums) {
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  constexpr int kEach = kRouterMaxExperts / kThreads;
-  int x[kEach], sum = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int e = thread * kEach + i;
-    x[i] = sum;
-    sum += e < experts ? __ldcg(totals + e) : 0;
-  }
-  const int end = scan_lanes(sum, lane);
-  if (lane == 31) warp_sums[warp] = end;
-  __syncthreads();
-  int base = end - sum;
-  for (int w = 0; w < warp; ++w) base += warp_sums[w];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) first[thread * kEach + i] = base + x[i];
-  __syncthreads();
-}
-
-// The rest of the plan, once every warp has counted its tokens. workspace: totals [E], then counts [E][grid].
-__device__ __forceinline__ void make_plan(const MoePlanParams& p, PlanShared& shared) {
-  const auto grid = cooperative_groups::this_grid();
-  int32_t* const totals = static_cast<int32_t*>(p.workspace);
-  int32_t* const counts = totals + p.experts;
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, E = p.experts;
-  __syncthreads();
-  for (int e = thread; e < E; e += kThreads) {
-    int sum = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      const int mine = shared.count[w][e];
-      shared.next[w][e] = sum;  // slots of earlier warps
-      sum += mine;
-    }
-    __stcg(counts + int64_t(e) * gridDim.x + blockIdx.x, sum);
-  }
-  grid.sync();
-  for (int e = blockIdx.x * kWarps + warp; e < E; e += gridDim.x * kWarps) {
-    int32_t* const row = counts + int64_t(e) * gridDim.x;
-    constexpr int kAhead = 4;
-    int carry = 0;
-    for (int first = lane; first - lane < int(gridDim.x); first += 32 * kAhead) {
-      int mine[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        mine[i] = first + 32 * i < int(gridDim.x) ? __ldcg(row + first + 32 * i) : 0;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int end = scan_lanes(mine[i], lane);
-        if (first + 32 * i < int(gridDim.x)) __stcg(row + first + 32 * i, carry + end - mine[i]);
-        carry += __shfl_sync(kAll, end, 31);
-      }
-    }
-    if (lane == 0) __stcg(totals + e, carry);
-  }
-  grid.sync();
-  int32_t* const first = reinterpret_cast<int32_t*>(shared.count);  // its counts are spent
-  scan_totals(totals, E, first, shared.warp_sum);
-  for (int e = thread; e < E; e += kThreads) {
-    const int base = first[e] + __ldcg(counts + int64_t(e) * gridDim.x + blockIdx.x);
-    for (int w = 0; w < kWarps; ++w) shared.next[w][e] += base;
-    if (blockIdx.x == 0) p.plan.offsets[e] = first[e];
-    if (blockIdx.x == 0 && e == E - 1) p.plan.offsets[E] = first[e] + __ldcg(totals + e);
-  }
-  __syncthreads();
-  const Run run = run_of(p.tokens, warp);
-  constexpr int kAhead = 8;
-  for (int64_t token = run.begin; token < run.end; token += kAhead) {
-    int expert[kAhead];
-    load_choices(expert, p.chosen, p.k, token, run.end, lane);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (uint32_t(expert[i]) < uint32_t(E)) {
-        const int row = shared.next[warp][expert[i]]++, slot = int(token + i) * p.k + lane;
-        p.plan.slot_of_row[row] = slot;
-        p.plan.row_of_slot[slot] = row;
-      }
-      __syncwarp();
-    }
-  }
-}
-
-__device__ __forceinline__ void clear_counts(PlanShared& shared) {
-  uint32_t* const words = reinterpret_cast<uint32_t*>(shared.count);
-  for (int i = threadIdx.x; i < int(sizeof(shared.count) / 4); i += kThreads) words[i] = 0;
-}
-
-template <int kUnits, bool kPlan>
+template <int kUnits>
 __global__ void __launch_bounds__(kThreads, 3) router_kernel(const __grid_constant__ RouterParams p) {
-  extern __shared__ __align__(16) uint8_t dynamic[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
+  __shared__ RouteShared shared;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   for (int e = threadIdx.x; e < kRouterMaxExperts; e += kThreads)
-    shared.route.bias[e] = e < p.experts ? p.bias[e] : NAN;
-  if constexpr (kPlan) clear_counts(shared.plan);
+    shared.bias[e] = e < p.experts ? p.bias[e] : NAN;
   __syncthreads();
   const Run run = run_of(p.tokens, warp);
   float4 x[kUnits] = {}, ahead[kUnits] = {};
@@ -329,63 +207,21 @@ __global__ void __launch_bounds__(kThreads, 3) router_kernel(const __grid_consta
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) x[u] = ahead[u];
     if (token + 1 < run.end) load_row(ahead, p, token + 1, lane);
-    const int expert = route_row<kUnits>(p, x, token, shared.route, warp, lane);
-    if constexpr (kPlan) count_choice(shared.plan, warp, expert, p.experts);
+    route_row<kUnits>(p, x, token, shared, warp, lane);
   }
-  if constexpr (kPlan)
-    make_plan({p.chosen, p.tokens, p.experts, p.k, p.plan, p.workspace, nullptr}, shared.plan);
 }
 
-__global__ void __launch_bounds__(kThreads, 2) plan_kernel(const __grid_constant__ MoePlanParams p) {
-  extern __shared__ __align__(16) uint8_t dynamic[];
-  PlanShared& shared = *reinterpret_cast<PlanShared*>(dynamic);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  clear_counts(shared);
-  __syncthreads();
-  const Run run = run_of(p.tokens, warp);
-  constexpr int kAhead = 8;
-  for (int64_t token = run.begin; token < run.end; token += kAhead) {
-    int expert[kAhead];
-    load_choices(expert, p.chosen, p.k, token, run.end, lane);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) count_choice(shared, warp, expert[i], p.experts);
-  }
-  make_plan(p, shared);
-}
-
-// CTAs that are on the device at once, at most kMaxGrid, and no more than there is work for.
-template <class Kernel>
-cudaError_t grid_size(Kernel kernel, size_t shared_bytes, int64_t tokens, int* grid) {
-  cudaError_t e =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
-  int device = 0, processors = 0, each = 0;
-  if (e == cudaSuccess) e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (e == cudaSuccess)
-    e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, shared_bytes);
-  *grid = int(std::clamp<int64_t>((tokens + kWarps - 1) / kWarps, 1,
-                                  std::min<int64_t>(kMaxGrid, int64_t{processors} * each)));
-  return e;
-}
-
-template <class Params>
-cudaError_t launch_together(void (*kernel)(Params), Params p, size_t shared_bytes) {
-  int grid = 0;
-  const cudaError_t e = grid_size(kernel, shared_bytes, p.tokens, &grid);
-  if (e != cudaSuccess) return e;
-  if (p.tokens > int64_t{grid} * kWarps * 8191) return cudaErrorInvalidValue;  // counts are 16 bits wide
-  void* arguments[] = {&p};
-  return cudaLaunchCooperativeKernel(kernel, dim3(grid), dim3(kThreads), arguments, shared_bytes, p.stream);
-}
-
+// CTAs that are on the device at once, and no more than there is work for.
 template <int kUnits>
 cudaError_t route(const RouterParams& p) {
-  if (p.wants_plan) return launch_together(router_kernel<kUnits, true>, p, sizeof(Shared));
-  const auto kernel = router_kernel<kUnits, false>;
-  int grid = 0;
-  const cudaError_t e = grid_size(kernel, sizeof(Shared), p.tokens, &grid);
+  const auto kernel = router_kernel<kUnits>;
+  int device = 0, processors = 0, each = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (e == cudaSuccess) e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, 0);
   if (e != cudaSuccess) return e;
-  kernel<<<grid, kThreads, sizeof(Shared), p.stream>>>(p);
+  const int64_t grid = std::clamp<int64_t>((p.tokens + kWarps - 1) / kWarps, 1, int64_t{processors} * each);
+  kernel<<<unsigned(grid), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -411,12 +247,8 @@ __global__ void __launch_bounds__(kThreads) router_bwd_kernel(const __grid_const
 
 }  // namespace
 
-size_t moe_plan_workspace_bytes(int experts) {
-  return size_t(kMaxGrid + 1) * experts * sizeof(int32_t);
-}
-
 int moe_router_fwd(const RouterParams& p) {
-  if (p.tokens == 0 && !p.wants_plan) return cudaSuccess;
+  if (p.tokens == 0) return cudaSuccess;
   if (p.experts > kRouterMaxExperts || p.experts % 4 != 0 || p.k > kRouterMaxChosen || p.k > p.experts)
     return cudaErrorInvalidValue;
   if (p.experts <= 128) return route<1>(p);
@@ -431,11 +263,6 @@ int moe_router_bwd(const RouterBwdParams& p) {
   if (p.k > 32 || p.experts % 4 != 0) return cudaErrorInvalidValue;
   router_bwd_kernel<<<unsigned((p.tokens + kWarps - 1) / kWarps), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
-}
-
-int moe_plan(const MoePlanParams& p) {
-  if (p.experts > kRouterMaxExperts || p.k > 32) return cudaErrorInvalidValue;
-  return launch_together(plan_kernel, p, sizeof(PlanShared));
 }
 
 }  // namespace godwit::kernels::cuda

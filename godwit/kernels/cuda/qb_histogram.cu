@@ -12,19 +12,20 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kShare = 4, kExperts = 32, kAhead = 8;
 
-// Scores of one expert at some tokens, and the tokens' cut-offs.
+// Scores of one expert at kAhead tokens, and the tokens' cut-offs, which all lanes share.
 struct Batch {
   float score[kAhead], cutoff[kAhead];
 };
-__device__ __forceinline__ void load(Batch& batch, const HistogramParams& p, int64_t from, int64_t step,
-                                     int expert, bool there) {
+// kAll: every token is there. `row` points at the expert's score of the first token.
+template <bool kAll>
+__device__ __forceinline__ void load(Batch& batch, const HistogramParams& p, const float* row,
+                                     int64_t token) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int64_t token = from + i * step;
-    const bool valid = there && token < p.tokens;
-    batch.score[i] = valid ? __ldcs(p.scores + token * p.experts + expert) : 0.f;
-    batch.cutoff[i] = valid ? __ldg(p.cutoff + token) : 0.f;
-  }
+  for (int i = 0; i < kAhead; ++i)
+    batch.score[i] = kAll || token + i < p.tokens ? __ldcs(row + int64_t(i) * p.experts) : 0.f;
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    batch.cutoff[i] = kAll || token + i < p.tokens ? __ldg(p.cutoff + token + i) : 0.f;
 }
 
 __device__ __forceinline__ uint32_t smem_word(const void* p) {
@@ -32,6 +33,47 @@ __device__ __forceinline__ uint32_t smem_word(const void* p) {
 }
 __device__ __forceinline__ void add_one(uint32_t word) {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(word), "r"(1) : "memory");
+}
+
+// Counts the batch. What a count costs is its instructions, so they are few: the bin is rounded down by the
+// addition that also makes it an integer (2^23 has its ones in the last place of a float).
+template <bool kAll, bool kLogits>
+__device__ __forceinline__ void count(const Batch& batch, const HistogramParams& p, int64_t token,
+                                      uint32_t mine) {
+  constexpr float kInteger = 8388608.f;
+  const float last = float(p.bins - 1);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    float score = batch.score[i];
+    if constexpr (kLogits) {
+      float e;
+      asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * score));
+      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(score) : "f"(1.f + e));
+    }
+    const float place = (batch.cutoff[i] - score - p.range_min) * p.bins_per_unit;
+    const float bin = __fadd_rd(fminf(fmaxf(place, 0.f), last), kInteger);
+    if (kAll || token + i < p.tokens)
+      add_one(mine + (__float_as_uint(bin) - __float_as_uint(kInteger)) * (kExperts * 4));
+  }
+}
+
+// A warp's tokens in batches of kAhead, the next batch's loads in flight.
+template <bool kLogits>
+__device__ __forceinline__ void count_tokens(const HistogramParams& p, int64_t token, int64_t step,
+                                             int expert, uint32_t mine) {
+  Batch now, next;
+  const float* row = p.scores + token * p.experts + expert;
+  const int64_t row_step = step * p.experts, full = p.tokens - kAhead;
+  if (token <= full) load<true>(next, p, row, token);
+  for (; token <= full; token += step, row += row_step) {
+    now = next;
+    if (token + step <= full) load<true>(next, p, row + row_step, token + step);
+    count<true, kLogits>(now, p, token, mine);
+  }
+  if (token < p.tokens) {
+    load<false>(now, p, row, token);
+    count<false, kLogits>(now, p, token, mine);
+  }
 }
 
 __global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1)
@@ -43,23 +85,13 @@ __global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1)
   const int words = p.bins * kExperts;
   for (int i = threadIdx.x; i < words; i += kThreads) counts[i] = 0;
   __syncthreads();
-  const bool there = expert < p.experts;
-  const float last = float(p.bins - 1);
   const uint32_t mine = smem_word(counts) + lane * 4;
-  constexpr int64_t kStep = kShare * kWarps;
-  Batch now, next;
-  int64_t from = share * kWarps + warp;
-  load(next, p, from, kStep, expert, there);
-  for (; from < p.tokens; from += kStep * kAhead) {
-    now = next;
-    load(next, p, from + kStep * kAhead, kStep, expert, there);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const float score = p.from_logits ? __fdividef(1.f, 1.f + __expf(-now.score[i])) : now.score[i];
-      const float place = floorf((now.cutoff[i] - score - p.range_min) * p.bins_per_unit);
-      const int bin = int(fminf(fmaxf(place, 0.f), last));
-      if (there && from + i * kStep < p.tokens) add_one(mine + bin * (kExperts * 4));
-    }
+  const int64_t begin = int64_t(share * kWarps + warp) * kAhead, step = kShare * kWarps * kAhead;
+  if (expert < p.experts) {
+    if (p.from_logits)
+      count_tokens<true>(p, begin, step, expert, mine);
+    else
+      count_tokens<false>(p, begin, step, expert, mine);
   }
   cluster.sync();
   const uint32_t* part[kShare];
