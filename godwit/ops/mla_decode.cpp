@@ -21,16 +21,16 @@ void check_rows(const MlaDecodeArgs& x) {
   const Tensor lengths = x.lengths.contiguous(), table = x.table.contiguous();
   const auto* length = lengths.const_data_ptr<int64_t>();
   const auto* page = table.const_data_ptr<int32_t>();
-  const int64_t columns = table.size(1), page_rows = x.pages.size(1);
+  const int64_t columns = table.size(1), pages = x.pages.size(0), page_rows = x.pages.size(1);
   for (int64_t n = 0; n < x.q.size(0); ++n) {
     TORCH_CHECK(length[n] >= 1 && length[n] <= columns * page_rows, kOp, ": lengths: expected 1 to ",
                 columns * page_rows, " (the table's ", columns, " pages), got ", length[n], " at ", n);
     const int64_t first = x.window > 0 ? std::max<int64_t>(0, length[n] - x.window) : 0;
-    for (int64_t m = first / page_rows; m * page_rows < length[n]; ++m) {
-      const int32_t at = page[n * columns + m];
-      TORCH_CHECK(at >= 0 && at < x.pages.size(0), kOp, ": table: expected pages below ", x.pages.size(0),
-                  ", got ", at, " at [", n, ", ", m, "]");
-    }
+    const int64_t end = (length[n] + page_rows - 1) / page_rows;
+    const int32_t* const row = page + n * columns;
+    for (int64_t m = first / page_rows; m < end; ++m)
+      TORCH_CHECK(row[m] >= 0 && row[m] < pages, kOp, ": table: expected pages below ", pages, ", got ",
+                  row[m], " at [", n, ", ", m, "]");
   }
 }
 

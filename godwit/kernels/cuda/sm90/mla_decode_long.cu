@@ -95,8 +95,11 @@ __device__ void produce(const DecodeArgs& a, uint8_t* ring, uint8_t* q, Barriers
     for (int panel = 0; panel < kPanels; ++panel)
       for (int h = 0; h < N; h += 16)
         tensor_load(q + (panel * N + h) * 128, &a.q, panel * 64, p.group * N + h, p.sequence, &bar.q_full);
+    const int32_t* const table = a.table + int64_t(p.sequence) * a.table_stride;
+    int next = p.begin < p.end ? table[p.begin] : 0;
     for (int page = p.begin; page < p.end; ++page) {
-      const int where = a.table[int64_t(p.sequence) * a.table_stride + page];
+      const int where = next;
+      if (page + 1 < p.end) next = table[page + 1];  // on its way while this page is sent for
       for (int panel = 0; panel < kPanels; ++panel, ++at) {
         const int stage = at % kStages;
         mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
@@ -330,9 +333,11 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     if (w.lane == 0) mbarrier_arrive(&bar.q_empty);
     end_part<N>(w, a, part);
   }
+  launch_dependents();  // not before: the merge's blocks would wait where there is room, on few
+                        // multiprocessors
 }
 
-constexpr int kMergeWarps = 8;
+constexpr int kMergeWarps = 16;
 
 // One block a sequence, a head and 128 latents: o = sum_i 2^(m_i - m) O_i / sum_i 2^(m_i - m) sum_i. The
 // warps take parts in turn and are added in order.
@@ -341,12 +346,13 @@ __global__ void __launch_bounds__(kMergeWarps * 32) merge_kernel(DecodeArgs a, _
   __shared__ float sums[kMergeWarps];
   const int64_t head = blockIdx.x, all = int64_t(a.sequences) * a.heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = a.parts;
+  wait_for_prerequisites();
   float m = -INFINITY;
   for (int i = lane; i < parts; i += 32) m = fmaxf(m, a.sums[i * all + head].x);
   for (int lanes = 1; lanes < 32; lanes *= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lanes));
   float4 o = {0, 0, 0, 0};
   float sum = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = warp; i < parts; i += kMergeWarps) {
     const float2 part = a.sums[i * all + head];
     const float scale = part.x == -INFINITY ? 0.f : exp2_approx(part.x - m);
@@ -436,9 +442,8 @@ int mla_decode_long(const MlaDecodeLongParams& p) {
             : group <= 32 ? launch_decode<32>(a, processors, stream)
                           : launch_decode<48>(a, processors, stream);
   if (error != cudaSuccess) return error;
-  merge_kernel<<<dim3(unsigned(p.sequences * p.heads), kMlaRank / 128), kMergeWarps * 32, 0, stream>>>(
-      a, static_cast<__nv_bfloat16*>(p.o));
-  return cudaGetLastError();
+  return launch_after(merge_kernel, dim3(unsigned(p.sequences * p.heads), kMlaRank / 128), kMergeWarps * 32,
+                      stream, a, static_cast<__nv_bfloat16*>(p.o));
 }
 
 }  // namespace godwit::kernels::cuda

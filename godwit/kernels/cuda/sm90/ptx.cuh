@@ -211,4 +211,25 @@ __device__ __forceinline__ void wgmma_n128_trans(float (&d)[16][4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// Programmatic dependent launch: a kernel started by launch_after begins as soon as every CTA of the one
+// before it in the stream has called launch_dependents (or ended), and reads what that one wrote only after
+// wait_for_prerequisites.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_prerequisites() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, unsigned threads, cudaStream_t stream,
+                         const Arguments&... arguments) {
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid, config.blockDim = dim3(threads), config.stream = stream;
+  config.attrs = &overlap, config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
 }  // namespace godwit::kernels::cuda::sm90
