@@ -22,9 +22,12 @@ struct MoeForwardParams {
   const int32_t* experts = nullptr;  // [T, k]
   const float* weights = nullptr;    // [T, k]
   void* out = nullptr;
+  void* saved = nullptr;  // bf16 weights, optional: moe_experts_saved_bytes for the backward
   void* workspace = nullptr;
   CUstream_st* stream = nullptr;
 };
+// Both products of every row in the experts' order, in bf16.
+size_t moe_experts_saved_bytes(const MoeShape& shape);
 // Whether there are kernels for these sizes: widths that are multiples of 8 (bf16) or 512 (MXFP4).
 bool moe_experts_fwd_takes(const MoeShape& shape, MoeFormat format);
 size_t moe_experts_fwd_workspace_bytes(const MoeShape& shape);
@@ -37,6 +40,7 @@ struct MoeBackwardParams {
   const void* z = nullptr;
   const int32_t* experts = nullptr;
   const float* weights = nullptr;
+  const void* saved = nullptr;  // of the forward, or null: computed again, to the same bits
   const void* d_out = nullptr;
   void* d_z = nullptr;
   float* d_weights = nullptr;

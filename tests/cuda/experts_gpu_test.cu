@@ -66,7 +66,8 @@ MoeBackwardParams backward(const ExpertCase& c) {
   return p;
 }
 
-Gradients run_backward(const ExpertCase& c) {
+// kept: with the forward's products, not computed again.
+Gradients run_backward(const ExpertCase& c, bool kept = false) {
   const MoeShape& s = c.shape;
   const int64_t all = s.experts * s.inner * s.width;
   const Buffer<uint16_t> z(s.tokens * s.width), w1(all), w3(all), w2(all);
@@ -75,6 +76,17 @@ Gradients run_backward(const ExpertCase& c) {
   p.d_z = z.get(), p.d_w1 = w1.get(), p.d_w3 = w3.get(), p.d_w2 = w2.get(), p.d_weights = weights.get();
   const Buffer<uint8_t> space(moe_experts_bwd_workspace_bytes(s) + 256);
   p.workspace = align(space.get());
+  const Buffer<uint8_t> saved(kept ? moe_experts_saved_bytes(s) + 256 : 1);
+  if (kept) {
+    MoeForwardParams f = c.forward(0, s.tokens);
+    const Buffer<uint16_t> out(s.tokens * s.width);
+    const Buffer<uint8_t> forward_space(moe_experts_fwd_workspace_bytes(s) + 256);
+    f.out = out.get(), f.saved = align(saved.get()), f.workspace = align(forward_space.get());
+    CUDA_OK(moe_experts_fwd(f));
+    CUDA_OK(cudaDeviceSynchronize());
+    expect(out.take() == run_forward(c, 0, s.tokens), c.name + " forward that keeps its products differs");
+    p.saved = f.saved;
+  }
   CUDA_OK(moe_experts_bwd(p));
   CUDA_OK(cudaDeviceSynchronize());
   return {z.take(), w1.take(), w3.take(), w2.take(), weights.take()};
@@ -95,6 +107,7 @@ void check_backward(const ExpertCase& c) {
   for (int i = 0; i < 5; ++i)
     expect(errors[i] < (i == 1 ? kWeightLimit : kGradLimit), c.name + " gradient error");
   expect(run_backward(c) == got, c.name + " gradients not deterministic");
+  expect(run_backward(c, /*kept=*/true) == got, c.name + " gradients from kept products differ");
 }
 
 double median_ms(const std::function<void()>& f, int repeat = 15) {
@@ -133,8 +146,9 @@ void time_forward(int64_t tokens, int64_t k, int64_t experts, Spread spread) {
       median_ms([&] { CUDA_OK(sm90::launch_plan(plan, p.experts, int(s.experts), nullptr)); });
   const double gather =
       median_ms([&] { CUDA_OK(sm90::launch_gather(plan, p.z, int(k), int(s.width), x, nullptr)); });
-  const double glu =
-      median_ms([&] { CUDA_OK(sm90::launch_glu_product(plan, s, p.w.w1, p.w.w3, x, h, nullptr)); });
+  const double glu = median_ms([&] {
+    CUDA_OK(sm90::launch_glu_product(plan, s, {p.w.w1, p.w.w3, x, h}, nullptr));
+  });
   const double y = median_ms([&] { CUDA_OK(sm90::launch_out_product(plan, s, p.w.w2, h, x, nullptr)); });
   const double combine =
       median_ms([&] { CUDA_OK(sm90::launch_combine(plan, x, p.weights, s, p.out, nullptr)); });
@@ -157,6 +171,18 @@ void time_backward(int64_t tokens, int64_t k, int64_t experts) {
   p.d_z = z.get(), p.d_w1 = w1.get(), p.d_w3 = w3.get(), p.d_w2 = w2.get(), p.d_weights = weights.get();
   p.workspace = align(space.get());
   const double ms = median_ms([&] { CUDA_OK(moe_experts_bwd(p)); }, 7);
+  const Buffer<uint8_t> saved(moe_experts_saved_bytes(s) + 256);
+  MoeForwardParams f = c.forward(0, tokens);
+  f.out = z.get(), f.workspace = p.workspace;  // the backward's is larger
+  const double forward = median_ms([&] { CUDA_OK(moe_experts_fwd(f)); }, 7);
+  f.saved = align(saved.get());
+  const double keeping = median_ms([&] { CUDA_OK(moe_experts_fwd(f)); }, 7);
+  MoeBackwardParams kept = p;
+  kept.saved = f.saved;
+  const double from_kept = median_ms([&] { CUDA_OK(moe_experts_bwd(kept)); }, 7);
+  std::printf(
+      "rows %6ld: forward %.3f ms, keeping the products %.3f; backward %.3f, from kept products %.3f\n",
+      long(tokens * k), forward, keeping, ms, from_kept);
   const double flops = 12. * double(tokens * k) * s.width * s.inner;
   MoeBackwardParams q = p;
   q.d_w1 = q.d_w3 = q.d_w2 = nullptr;

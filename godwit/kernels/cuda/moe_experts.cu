@@ -1,6 +1,6 @@
 // The routed experts. Forward: plan, gather, two grouped products, weighted sum. Backward, with x and d the
 // rows of z and of d_out in the experts' order, a the activation and p the slots' weights:
-//   da = W2^T d;  again G = W1 x, U = W3 x, and dp = rowsum(da a), [dG | dU] = p da dglu(G, U);
+//   da = W2^T d;  from G = W1 x, U = W3 x, kept or computed again: dp = rowsum(da a), [dG | dU] = p da dglu;
 //   dW2 = d^T (p a), dW1 = dG^T x, dW3 = dU^T x;  dx = W1^T dG + W3^T dU, summed over a token's slots for dz.
 #include <cuda_runtime.h>
 
@@ -108,13 +108,22 @@ int moe_experts_fwd(const MoeForwardParams& p) {
                   },
                   [&] {
                     return packed ? sm90::launch_packed_glu_product(plan, s, p.w, b.x, b.h, p.stream)
-                                  : sm90::launch_glu_product(plan, s, p.w.w1, p.w.w3, b.x, b.h, p.stream);
+                                  : sm90::launch_glu_product(
+                                        plan, s,
+                                        {.w1 = p.w.w1, .w3 = p.w.w3, .x = b.x, .h = b.h, .gate_up = p.saved},
+                                        p.stream);
                   },
                   [&] {
                     return packed ? sm90::launch_packed_out_product(plan, s, p.w, b.h, b.x, p.stream)
                                   : sm90::launch_out_product(plan, s, p.w.w2, b.h, b.x, p.stream);
                   },
                   [&] { return sm90::launch_combine(plan, b.x, p.weights, s, p.out, p.stream); });
+}
+
+size_t moe_experts_saved_bytes(const MoeShape& shape) {
+  sm90::ExpertPlan plan;
+  sm90::layout_plan(shape, nullptr, &plan);
+  return size_t(plan.max_rows * shape.inner) * 4;
 }
 
 size_t moe_experts_bwd_workspace_bytes(const MoeShape& shape) {
@@ -138,15 +147,18 @@ int moe_experts_bwd(const MoeBackwardParams& p) {
                             : sm90::launch_weight_gradient(plan, experts, left, right, out, p.stream);
     };
   };
-  const sm90::GluGradientCall again{.w1 = p.w.w1,
-                                    .w3 = p.w.w3,
-                                    .x = b.x,
-                                    .d_act = b.d_act,
-                                    .weights = p.weights,
-                                    .d_gate_up = b.d_gate_up,
-                                    .act = b.act,
-                                    .dots = b.dots,
-                                    .d_weights = p.d_weights};
+  const sm90::GluGradientCall inner_gradient{.w1 = p.w.w1,
+                                             .w3 = p.w.w3,
+                                             .w2 = p.w.w2,
+                                             .x = b.x,
+                                             .d = b.d,
+                                             .gate_up = p.saved,
+                                             .d_act = b.d_act,
+                                             .weights = p.weights,
+                                             .d_gate_up = b.d_gate_up,
+                                             .act = b.act,
+                                             .dots = b.dots,
+                                             .d_weights = p.d_weights};
   const auto input_gradient = [&] {
     if (p.d_z == nullptr) return cudaSuccess;
     const cudaError_t error = sm90::launch_transposed_product(plan, experts, {p.w.w1, p.w.w3, inner, width},
@@ -157,10 +169,12 @@ int moe_experts_bwd(const MoeBackwardParams& p) {
                   [&] { return sm90::launch_gather(plan, p.z, int(s.k), width, b.x, p.stream); },
                   [&] { return sm90::launch_gather(plan, p.d_out, int(s.k), width, b.d, p.stream); },
                   [&] {
-                    return sm90::launch_transposed_product(plan, experts, {p.w.w2, nullptr, width, inner},
-                                                           b.d, b.d_act, p.stream);
+                    return p.saved != nullptr
+                               ? cudaSuccess
+                               : sm90::launch_transposed_product(
+                                     plan, experts, {p.w.w2, nullptr, width, inner}, b.d, b.d_act, p.stream);
                   },
-                  [&] { return sm90::launch_glu_gradient(plan, s, again, p.stream); },
+                  [&] { return sm90::launch_glu_gradient(plan, s, inner_gradient, p.stream); },
                   weight_gradient(d, act, p.d_w2), weight_gradient(d_gate, x, p.d_w1),
                   weight_gradient(d_up, x, p.d_w3), input_gradient);
 }

@@ -44,7 +44,8 @@ struct Inputs {
         weights(cuda::dense(weights_in.to(at::kFloat))) {}
 };
 
-Tensor run_forward(const Inputs& in, const kernels::MoeShape& shape, const kernels::MoeWeights& w) {
+Tensor run_forward(const Inputs& in, const kernels::MoeShape& shape, const kernels::MoeWeights& w,
+                   const Tensor& saved = {}) {
   const Tensor out = at::empty(in.z.sizes(), in.z.options());
   const Tensor space = cuda::workspace(gpu::moe_experts_fwd_workspace_bytes(shape), in.z.device());
   cuda::check_launch("moe_experts", gpu::moe_experts_fwd({.shape = shape,
@@ -53,28 +54,34 @@ Tensor run_forward(const Inputs& in, const kernels::MoeShape& shape, const kerne
                                                           .experts = cuda::pointer_as<int32_t>(in.experts),
                                                           .weights = cuda::pointer_as<float>(in.weights),
                                                           .out = cuda::pointer(out),
+                                                          .saved = cuda::pointer(saved),
                                                           .workspace = cuda::pointer(space),
                                                           .stream = c10::cuda::getCurrentCUDAStream()}));
   return out;
 }
 
-// Nothing is kept for the backward, which computes the products again.
+// keep: both products of every row, in bf16 and the experts' order (moe_experts_cuda.h).
 std::tuple<Tensor, Tensor> forward_cuda(const Tensor& z, const Tensor& experts, const Tensor& weights,
                                         const Tensor& w1, const Tensor& w3, const Tensor& w2,
-                                        double beta_gate, double beta_up, bool /*keep*/) {
+                                        double beta_gate, double beta_up, bool keep) {
   const at::NoGradGuard no_grad;
   const c10::cuda::CUDAGuard guard(z.device());
-  const Tensor saved = at::empty({0}, z.options().dtype(work_type(z)));
+  Tensor saved = at::empty({0}, z.options().dtype(work_type(z)));
   const auto shape = shape_of(z, experts, w1.size(0), w1.size(1), beta_gate, beta_up);
   if (!has_kernels(z, w1, shape, kernels::MoeFormat::kBf16)) {
     return {ref::moe_experts(z, experts, weights, w1, w3, w2, beta_gate, beta_up), saved};
+  }
+  if (keep) {
+    saved = at::empty({static_cast<int64_t>(gpu::moe_experts_saved_bytes(shape) / 2)},
+                      z.options().dtype(at::kBFloat16));
   }
   const Tensor a = cuda::dense(w1), b = cuda::dense(w3), c = cuda::dense(w2);
   return {run_forward(Inputs(z, experts, weights), shape,
                       {.w1 = cuda::pointer(a),
                        .w3 = cuda::pointer(b),
                        .w2 = cuda::pointer(c),
-                       .format = kernels::MoeFormat::kBf16}),
+                       .format = kernels::MoeFormat::kBf16},
+                      saved),
           saved};
 }
 
@@ -103,7 +110,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> plain_backward(const Tensor& 
   return {grads[0], grads[1], grads[2], grads[3], grads[4]};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(const Tensor& d_out, const Tensor& /*saved*/,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(const Tensor& d_out, const Tensor& saved,
                                                                  const Tensor& z, const Tensor& experts,
                                                                  const Tensor& weights, const Tensor& w1,
                                                                  const Tensor& w3, const Tensor& w2,
@@ -133,6 +140,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(const Tensor& d
                                            .z = cuda::pointer(in.z),
                                            .experts = cuda::pointer_as<int32_t>(in.experts),
                                            .weights = cuda::pointer_as<float>(in.weights),
+                                           .saved = cuda::pointer(saved),
                                            .d_out = cuda::pointer(d),
                                            .d_z = cuda::pointer(d_z),
                                            .d_weights = cuda::pointer_as<float>(d_weights),

@@ -24,19 +24,26 @@ namespace godwit::kernels::cuda::sm90 {
 
 enum class Product {
   kGlu,         // A = w1 and w3 [E, F, K]; out[r, f] = glu(w1 x, w3 x)
+  kGluKeep,     // and both products to gate_up (GluGradArgs)
   kGluGrad,     // the same products, and from them and the gradient of glu those of both (GluGradArgs)
   kPlain,       // A = w [E, F, K]; out[r, f] = w x
   kTransposed,  // A = w [E, K, F], or two of them one after the other; out[r, f] = sum_k w[k, f] x[r, k]
+  kActGrad,     // A = w [E, K, F]; sum_k w[k, f] x[r, k] is d_act, and with gate_up what kGluGrad gives
 };
 constexpr bool is_pair(Product p) {
-  return p == Product::kGlu || p == Product::kGluGrad;
+  return p == Product::kGlu || p == Product::kGluKeep || p == Product::kGluGrad;
+}
+constexpr bool is_transposed(Product p) {
+  return p == Product::kTransposed || p == Product::kActGrad;
 }
 
 // d_act [rows, F] is the gradient of the unweighted activation. With p the weight of a row's slot:
 //   d_gate_up [rows, 2 F] = p d_act d glu;  act [rows, F] = p glu;  dots[part][row] = a part of sum_f d_act
 //   glu
+// gate_up [rows, 2 F]: both products, which kGluKeep writes and kActGrad reads.
 struct GluGradArgs {
   const __nv_bfloat16* d_act = nullptr;
+  __nv_bfloat16* gate_up = nullptr;
   const int* row_slot = nullptr;
   const float* weights = nullptr;
   __nv_bfloat16* d_gate_up = nullptr;
@@ -54,7 +61,7 @@ struct ProductArgs {
   int a_tiles = 0;  // of 256 rows of A (pairs: 128 of each)
   int k_blocks = 0;
   int first_blocks =
-      0;  // kTransposed: blocks of the first weight; the second's x begin at column second_column
+      0;  // transposed: blocks of the first weight; the second's x begin at column second_column
   int second_column = 0;
   int features = 0;
   GluForm form;
@@ -105,7 +112,7 @@ template <Product kProduct>
 __device__ __forceinline__ void load_weights(const ProductArgs& args, const Tile& tile, int kb, uint8_t* a,
                                              uint64_t* full) {
   const int k = kb * kBlockK, e = tile.rows.expert, row = tile.a_tile * (is_pair(kProduct) ? 128 : 256);
-  if constexpr (kProduct == Product::kTransposed) {
+  if constexpr (is_transposed(kProduct)) {
     const bool second = kb >= args.first_blocks;
     const int from = second ? k - args.first_blocks * kBlockK : k;
     for (int i = 0; i < 4; ++i)
@@ -131,7 +138,7 @@ __device__ void produce(const ProductArgs& args, uint8_t* shared, ProductBarrier
       mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
       mbarrier_arrive_expect(full, kStageA + width * kBlockK * 2);
       load_weights<kProduct>(args, tile, kb, a, full);
-      const bool second = kProduct == Product::kTransposed && kb >= args.first_blocks;
+      const bool second = is_transposed(kProduct) && kb >= args.first_blocks;
       const int k = second ? args.second_column + (kb - args.first_blocks) * kBlockK : kb * kBlockK;
       int r = 0;
       for (; r + 32 <= width; r += 32) tensor_load(x + r * 128, &args.x32, k, tile.rows.begin + r, 0, full);
@@ -185,8 +192,14 @@ __device__ __forceinline__ void stage_rows(uint8_t* buffer, const StoreLane& at,
   stmatrix_x4_trans(smem_address(buffer) + at.write, r);
 }
 
+// Where 64 features of some rows go: value f of row r to out[r stride + f], f < features.
+struct RowTarget {
+  __nv_bfloat16* out;
+  int stride;
+  int features;
+};
 template <int N, class Value>
-__device__ __forceinline__ void store_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
+__device__ __forceinline__ void store_rows(const Consumer& c, const RowTarget& to, const Tile& tile,
                                            const StoreLane& at, int pass, int first, int feature,
                                            const Value& value) {
   uint8_t* buffer = c.store + (pass & 1) * kStoreBytes;
@@ -194,12 +207,12 @@ __device__ __forceinline__ void store_rows(const Consumer& c, const ProductArgs&
   named_barrier(1 + c.group, 128);
   const uint4 v = *reinterpret_cast<const uint4*>(buffer + at.read);
   const int row = first * 8 + at.row, f = feature + at.feature;
-  if (row < tile.rows.rows && f < args.features) {
-    *reinterpret_cast<uint4*>(args.out + int64_t(tile.rows.begin + row) * args.features + f) = v;
+  if (row < tile.rows.rows && f < to.features) {
+    *reinterpret_cast<uint4*>(to.out + int64_t(tile.rows.begin + row) * to.stride + f) = v;
   }
 }
 
-// What a thread's 8 features of a row take from memory.
+// Which row and features a thread has, and the weight of the row's slot.
 struct RowGradient {
   uint4 d_act = {0, 0, 0, 0};
   float weight = 0;
@@ -208,16 +221,22 @@ struct RowGradient {
   bool in_tile = false;
   bool inside = false;
 };
-__device__ __forceinline__ RowGradient load_gradient(const ProductArgs& args, const Consumer& c,
-                                                     const Tile& tile, const StoreLane& at, int first) {
+__device__ __forceinline__ RowGradient row_gradient(const ProductArgs& args, const Tile& tile,
+                                                    const StoreLane& at, int first, int feature) {
   RowGradient r;
   const int local = first * 8 + at.row;
-  r.row = tile.rows.begin + local, r.feature = tile.a_tile * 128 + c.group * 64 + at.feature;
+  r.row = tile.rows.begin + local, r.feature = feature + at.feature;
   r.in_tile = local < tile.rows.rows, r.inside = r.in_tile && r.feature < args.features;
   if (!r.inside) return r;
-  r.d_act = *reinterpret_cast<const uint4*>(args.grad.d_act + r.row * args.features + r.feature);
   const int slot = args.grad.row_slot[r.row];
   if (slot >= 0) r.weight = args.grad.weights[slot];
+  return r;
+}
+__device__ __forceinline__ RowGradient load_gradient(const ProductArgs& args, const Consumer& c,
+                                                     const Tile& tile, const StoreLane& at, int first) {
+  RowGradient r = row_gradient(args, tile, at, first, tile.a_tile * 128 + c.group * 64);
+  if (r.inside)
+    r.d_act = *reinterpret_cast<const uint4*>(args.grad.d_act + r.row * args.features + r.feature);
   return r;
 }
 
@@ -265,19 +284,69 @@ __device__ __forceinline__ void grad_rows(const Consumer& c, const ProductArgs& 
   store_gradients(args, in, 2 * tile.a_tile + c.group, g, u, form);
 }
 
+// The same where the products were kept: d are gradients of the activation. Pass 2 j' + half has 16 rows from
+// wgmma's 8-row group 2 j' on and the half-th 64 features of the warpgroup's 128; what it takes from memory
+// is on its way a pass ahead.
+struct KeptProducts {
+  uint4 gate = {0, 0, 0, 0}, up = {0, 0, 0, 0};
+  float weight = 0;
+};
+__device__ __forceinline__ int act_grad_part(const Consumer& c, const Tile& tile, int pass) {
+  return (2 * tile.a_tile + c.group) * 2 + pass % 2;  // of 64 features
+}
+__device__ __forceinline__ KeptProducts load_kept(const ProductArgs& args, const Consumer& c,
+                                                  const Tile& tile, const StoreLane& at, int pass) {
+  KeptProducts k;
+  const RowGradient in = row_gradient(args, tile, at, pass / 2 * 2, act_grad_part(c, tile, pass) * 64);
+  k.weight = in.weight;
+  if (in.inside) {
+    const __nv_bfloat16* kept = args.grad.gate_up + in.row * 2 * args.features + in.feature;
+    k.gate = *reinterpret_cast<const uint4*>(kept);
+    k.up = *reinterpret_cast<const uint4*>(kept + args.features);
+  }
+  return k;
+}
+template <int N>
+__device__ __forceinline__ void act_grad_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
+                                              const StoreLane& at, int pass, const KeptProducts& kept,
+                                              const float (&d)[2][N / 2], const GluConstants& form) {
+  const int part = act_grad_part(c, tile, pass), first = pass / 2 * 2;
+  uint8_t* buffer = c.store + pass % 2 * kStoreBytes;
+  stage_rows<N>(buffer, at, first, [&](int g, int i) { return d[pass % 2][4 * g + i]; });
+  named_barrier(1 + c.group, 128);
+  RowGradient in;
+  const int local = first * 8 + at.row;
+  in.row = tile.rows.begin + local, in.feature = part * 64 + at.feature;
+  in.in_tile = local < tile.rows.rows, in.inside = in.in_tile && in.feature < args.features;
+  in.weight = kept.weight;
+  in.d_act = *reinterpret_cast<const uint4*>(buffer + at.read);
+  if (part < 2 * ((args.features + 127) / 128)) store_gradients(args, in, part, kept.gate, kept.up, form);
+}
+
 // Every index into d is a constant once the loops are unrolled.
 template <int N, Product kProduct>
 __device__ __forceinline__ void epilogue(const ProductArgs& args, const Consumer& c, const Tile& tile,
                                          const float (&d)[2][N / 2]) {
   const GluConstants form(args.form);
   const StoreLane at;
+  const RowTarget to{args.out, args.features, args.features};
   RowGradient next;
+  KeptProducts kept;
   if constexpr (kProduct == Product::kGluGrad) next = load_gradient(args, c, tile, at, 0);
+  if constexpr (kProduct == Product::kActGrad) kept = load_kept(args, c, tile, at, 0);
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
-    if constexpr (kProduct == Product::kGlu) {
-      store_rows<N>(c, args, tile, at, j / 2, j, tile.a_tile * 128 + c.group * 64,
+    if constexpr (kProduct == Product::kGlu || kProduct == Product::kGluKeep) {
+      constexpr int kPasses = kProduct == Product::kGluKeep ? 3 : 1;
+      const int pass = j / 2 * kPasses, feature = tile.a_tile * 128 + c.group * 64;
+      store_rows<N>(c, to, tile, at, pass, j, feature,
                     [&](int g, int i) { return glu(d[0][4 * g + i], d[1][4 * g + i], form); });
+      if constexpr (kProduct == Product::kGluKeep) {
+        const RowTarget gate{args.grad.gate_up, 2 * args.features, args.features};
+        const RowTarget up{args.grad.gate_up + args.features, 2 * args.features, args.features};
+        store_rows<N>(c, gate, tile, at, pass + 1, j, feature, [&](int g, int i) { return d[0][4 * g + i]; });
+        store_rows<N>(c, up, tile, at, pass + 2, j, feature, [&](int g, int i) { return d[1][4 * g + i]; });
+      }
     } else if constexpr (kProduct == Product::kGluGrad) {
       const RowGradient now = next;  // loaded while the rows before it were at work
       if (j + 2 < N / 8) next = load_gradient(args, c, tile, at, j + 2);
@@ -285,8 +354,14 @@ __device__ __forceinline__ void epilogue(const ProductArgs& args, const Consumer
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_rows<N>(c, args, tile, at, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
-                      [&](int g, int i) { return d[half][4 * g + i]; });
+        if constexpr (kProduct == Product::kActGrad) {
+          const KeptProducts now = kept;
+          if (j + half + 1 < N / 8 + N / 8 % 2) kept = load_kept(args, c, tile, at, j + half + 1);
+          act_grad_rows<N>(c, args, tile, at, j + half, now, d, form);
+        } else {
+          store_rows<N>(c, to, tile, at, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
+                        [&](int g, int i) { return d[half][4 * g + i]; });
+        }
       }
     }
   }
@@ -298,7 +373,7 @@ template <int N, Product kProduct>
 __device__ __forceinline__ void consume(const ProductArgs& args, Consumer& c, const Tile& tile, bool lead,
                                         bool trail) {
   constexpr bool kPairs = is_pair(kProduct);
-  constexpr int kTrans = kProduct == Product::kTransposed;
+  constexpr int kTrans = is_transposed(kProduct);
   constexpr int kStep = kTrans ? 16 * 128 / 16 : 32 / 16;  // of 16 k, in the descriptor's units
   float d[2][N / 2];
   clear(d[0]), clear(d[1]);
@@ -400,10 +475,10 @@ inline cudaError_t weight_map(CUtensorMap* map, const void* w, int64_t experts, 
                                .box = {64, uint32_t(box_rows), 1}});
 }
 
-// A kernel with one block a multiprocessor.
+// A kernel with one block a multiprocessor, or more.
 template <class Args>
 cudaError_t launch_persistent(void (*kernel)(Args), const Args& args, int threads, int shared_bytes,
-                              cudaStream_t stream) {
+                              cudaStream_t stream, int each = 1) {
   int device = 0, processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -411,7 +486,7 @@ cudaError_t launch_persistent(void (*kernel)(Args), const Args& args, int thread
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<processors, threads, shared_bytes, stream>>>(args);
+  kernel<<<processors * each, threads, shared_bytes, stream>>>(args);
   return cudaGetLastError();
 }
 template <Product kProduct>

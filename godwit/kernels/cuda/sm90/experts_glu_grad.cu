@@ -28,22 +28,21 @@ size_t glu_gradient_dots(const ExpertPlan& plan, const MoeShape& shape) {
 cudaError_t launch_glu_gradient(const ExpertPlan& plan, const MoeShape& shape, const GluGradientCall& g,
                                 cudaStream_t stream) {
   ProductArgs args;
-  args.tiles = plan.tiles, args.totals = plan.totals;
-  args.a_tiles = int((shape.inner + 127) / 128);
-  args.k_blocks = int((shape.width + kBlockK - 1) / kBlockK);
-  args.features = int(shape.inner);
-  args.form = shape.form;
+  cudaError_t error = glu_args(plan, shape, {.w1 = g.w1, .w3 = g.w3, .x = g.x}, &args);
+  if (error != cudaSuccess) return error;
   args.grad = {.d_act = static_cast<const __nv_bfloat16*>(g.d_act),
+               .gate_up = static_cast<__nv_bfloat16*>(const_cast<void*>(g.gate_up)),
                .row_slot = plan.row_slot,
                .weights = g.weights,
                .d_gate_up = static_cast<__nv_bfloat16*>(g.d_gate_up),
                .act = static_cast<__nv_bfloat16*>(g.act),
                .dots = g.dots,
                .max_rows = plan.max_rows};
-  cudaError_t error = row_maps(&args, plan, g.x, shape.width);
-  if (error == cudaSuccess) error = weight_map(&args.a[0], g.w1, shape.experts, shape.inner, shape.width);
-  if (error == cudaSuccess) error = weight_map(&args.a[1], g.w3, shape.experts, shape.inner, shape.width);
-  if (error == cudaSuccess) error = launch_product<Product::kGluGrad>(args, stream);
+  if (g.gate_up == nullptr) {
+    error = launch_product<Product::kGluGrad>(args, stream);
+  } else {
+    error = launch_activation_gradient(plan, shape, g, args.grad, stream);
+  }
   if (error != cudaSuccess || g.d_weights == nullptr) return error;
   sum_dots_kernel<<<unsigned((plan.slots + 255) / 256), 256, 0, stream>>>(
       plan.slot_row, plan.slots, g.dots, dot_parts(shape), plan.max_rows, g.d_weights);

@@ -36,6 +36,19 @@ PackedArgs packed_args(const ExpertPlan& plan, int a_tiles, int64_t width, int64
   return args;
 }
 
+template <bool kPairs, bool kFew>
+cudaError_t launch_packed(const PackedArgs& args, cudaStream_t stream) {
+  using Layout = PackedLayout<kFew>;
+  return launch_persistent(packed_kernel<kPairs, kFew>, args, Layout::kThreads, Layout::kShared, stream,
+                           Layout::kPerProcessor);
+}
+// One token's tiles are three and two rounds of larger blocks, which end sooner.
+template <bool kPairs>
+cudaError_t launch_packed(const PackedArgs& args, int64_t tokens, cudaStream_t stream) {
+  return tokens > 1 && tokens <= kFewTokens ? launch_packed<kPairs, true>(args, stream)
+                                            : launch_packed<kPairs, false>(args, stream);
+}
+
 }  // namespace
 
 int packed_tile_rows() {
@@ -58,9 +71,7 @@ cudaError_t launch_packed_glu_product(const ExpertPlan& plan, const MoeShape& sh
     error = packed_maps(&args, 0, w.w1, w.s1, shape.experts, shape.inner, shape.width);
   if (error == cudaSuccess)
     error = packed_maps(&args, 1, w.w3, w.s3, shape.experts, shape.inner, shape.width);
-  return error == cudaSuccess
-             ? launch_persistent(packed_kernel<true>, args, kProductThreads, kPackedShared, stream)
-             : error;
+  return error == cudaSuccess ? launch_packed<true>(args, shape.tokens, stream) : error;
 }
 
 cudaError_t launch_packed_out_product(const ExpertPlan& plan, const MoeShape& shape, const MoeWeights& w,
@@ -69,9 +80,7 @@ cudaError_t launch_packed_out_product(const ExpertPlan& plan, const MoeShape& sh
   cudaError_t error = row_maps(&args.base, plan, h, shape.inner);
   if (error == cudaSuccess)
     error = packed_maps(&args, 0, w.w2, w.s2, shape.experts, shape.width, shape.inner);
-  return error == cudaSuccess
-             ? launch_persistent(packed_kernel<false>, args, kProductThreads, kPackedShared, stream)
-             : error;
+  return error == cudaSuccess ? launch_packed<false>(args, shape.tokens, stream) : error;
 }
 
 }  // namespace godwit::kernels::cuda::sm90

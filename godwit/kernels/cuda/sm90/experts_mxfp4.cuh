@@ -28,20 +28,31 @@ struct PackedArgs {
 };
 
 constexpr int kPackedA = kTileA * kPackedK / 2;
-constexpr int kPackedPanel = kPackedRows * 128;  // 64 k
-constexpr int kPackedStage = kPackedA + 2 * kPackedPanel;
 constexpr int kScaleBytes = kTileA * 16;
-constexpr int kPackedShared =
-    kStages * kPackedStage + 2 * kScaleBytes + 4 * kStoreBytes + sizeof(ProductBarriers);
+// Up to kFewTokens tokens no expert has more than 16 rows. Then rows take little room and accumulators few
+// registers, so two blocks share a multiprocessor: unpacking is bound by how many warps take part in it.
+constexpr int kFewTokens = 16;
+template <bool kFew>
+struct PackedLayout {
+  static constexpr int kRows = kFew ? 16 : kPackedRows;
+  static constexpr int kPanel = kRows * 128;  // 64 k
+  static constexpr int kStage = kPackedA + 2 * kPanel;
+  static constexpr int kShared =
+      kStages * kStage + 2 * kScaleBytes + 4 * kStoreBytes + sizeof(ProductBarriers);
+  // Few: a producer warp after the consumers, which need no more registers than everybody has.
+  static constexpr int kThreads = kFew ? 288 : kProductThreads, kPerProcessor = kFew ? 2 : 1;
+};
+static_assert(2 * (PackedLayout<true>::kShared + 1024) <= 233472);
 
 // With a fourth width the compiler runs out of registers and serialises wgmma.
 __device__ __forceinline__ int packed_width(int rows) {
   return rows <= 16 ? 16 : rows <= 32 ? 32 : kPackedRows;
 }
 
-template <bool kPairs>
+template <bool kPairs, bool kFew>
 __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t* scales,
                                ProductBarriers& bar) {
+  using Layout = PackedLayout<kFew>;
   const int tiles = args.base.totals[1] * args.base.a_tiles;
   int at = 0, scale_at = 0;
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -51,7 +62,7 @@ __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t*
     const int second = kPairs ? row : row + 128;
     for (int kb = 0; kb < args.base.k_blocks; ++kb, ++at) {
       const int stage = at % kStages;
-      uint8_t* a = shared + stage * kPackedStage;
+      uint8_t* a = shared + stage * Layout::kStage;
       uint64_t* full = &bar.full[stage];
       mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
       const bool with_scales =
@@ -65,7 +76,7 @@ __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t*
         tensor_load(to + kScaleBytes / 2, &args.scales[kPairs], kb * 4, second, e, full);
       }
       for (int panel = 0; panel < 2; ++panel) {
-        uint8_t* x = a + kPackedA + panel * kPackedPanel;
+        uint8_t* x = a + kPackedA + panel * Layout::kPanel;
         const int k = kb * kPackedK + panel * 64;
         int r = 0;
         for (; r + 32 <= width; r += 32)
@@ -123,15 +134,27 @@ __device__ __forceinline__ void unpack_half(const CodeRows& r, uint32_t (&a)[4][
   }
 }
 
-template <int N>
-__device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[4][4], uint64_t x) {
+// The two steps of a word.
+template <int kWord>
+__device__ __forceinline__ void unpack_word(const CodeRows& r, uint32_t (&a)[2][4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    uint32_t pair[4];
+    unpack(r.word[h][kWord], r.factor[h], pair);
+    a[0][h] = pair[0], a[0][2 + h] = pair[1];
+    a[1][h] = pair[2], a[1][2 + h] = pair[3];
+  }
+}
+
+template <int N, int kSteps>
+__device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[kSteps][4], uint64_t x) {
   wgmma_fence();
 #pragma unroll
-  for (int s = 0; s < 4; ++s) Wgmma<N>::regs(d, a[s], x + s * 2);
+  for (int s = 0; s < kSteps; ++s) Wgmma<N>::regs(d, a[s], x + s * 2);
   wgmma_commit();
 }
 
-template <int N, bool kPairs>
+template <int N, bool kPairs, bool kFew>
 __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uint8_t* scales, Consumer& c,
                                                int& scale_at, const Tile& tile) {
   float d[2][N / 2];
@@ -145,27 +168,49 @@ __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uin
   for (int kb = 0; kb < args.base.k_blocks; ++kb, ++c.at) {
     const int stage = c.at % kStages;
     mbarrier_wait(&c.bar->full[stage], c.at / kStages & 1);
-    const uint8_t* codes = c.shared + stage * kPackedStage;
+    const uint8_t* codes = c.shared + stage * PackedLayout<kFew>::kStage;
     const uint8_t* scale = scales + ((scale_at + kb / 4) & 1) * kScaleBytes + kb % 4 * 4;
     const uint64_t x = wgmma_descriptor(smem_address(codes + kPackedA), 1024, 0);
-    constexpr int kHalf = kPackedPanel / 16;
-    const CodeRows first = load_codes(codes, scale, low, high, quad);
-    const CodeRows second = load_codes(codes, scale, low + kNext, high + kNext, quad);
-    // Two sets of fragments take turns: one is unpacked while wgmma reads the other.
-    uint32_t a0[4][4], a1[4][4];
-    wgmma_wait<1>();
-    unpack_half<0>(first, a0);
-    multiply<N>(d[0], a0, x);
-    wgmma_wait<1>();  // the last block is done with
-    if (kb > 0) release(*c.bar, (c.at - 1) % kStages);
-    unpack_half<0>(second, a1);
-    multiply<N>(d[1], a1, x);
-    wgmma_wait<1>();
-    unpack_half<2>(first, a0);
-    multiply<N>(d[0], a0, x + kHalf);
-    wgmma_wait<1>();
-    unpack_half<2>(second, a1);
-    multiply<N>(d[1], a1, x + kHalf);
+    constexpr int kHalf = PackedLayout<kFew>::kPanel / 16;
+    // Two sets of fragments take turns: one is unpacked while wgmma reads the other. Where registers are few,
+    // the codes of one piece are there at a time.
+    if constexpr (kFew) {
+      uint32_t a0[2][4], a1[2][4];
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        const CodeRows rows = load_codes(codes, scale, low + piece * kNext, high + piece * kNext, quad);
+        wgmma_wait<1>();
+        unpack_word<0>(rows, a0);
+        multiply<N>(d[piece], a0, x);
+        wgmma_wait<1>();
+        if (piece == 0 && kb > 0) release(*c.bar, (c.at - 1) % kStages);  // the last block is done with
+        unpack_word<1>(rows, a1);
+        multiply<N>(d[piece], a1, x + 4);
+        wgmma_wait<1>();
+        unpack_word<2>(rows, a0);
+        multiply<N>(d[piece], a0, x + kHalf);
+        wgmma_wait<1>();
+        unpack_word<3>(rows, a1);
+        multiply<N>(d[piece], a1, x + kHalf + 4);
+      }
+    } else {
+      uint32_t a0[4][4], a1[4][4];
+      const CodeRows first = load_codes(codes, scale, low, high, quad);
+      const CodeRows second = load_codes(codes, scale, low + kNext, high + kNext, quad);
+      wgmma_wait<1>();
+      unpack_half<0>(first, a0);
+      multiply<N>(d[0], a0, x);
+      wgmma_wait<1>();  // the last block is done with
+      if (kb > 0) release(*c.bar, (c.at - 1) % kStages);
+      unpack_half<0>(second, a1);
+      multiply<N>(d[1], a1, x);
+      wgmma_wait<1>();
+      unpack_half<2>(first, a0);
+      multiply<N>(d[0], a0, x + kHalf);
+      wgmma_wait<1>();
+      unpack_half<2>(second, a1);
+      multiply<N>(d[1], a1, x + kHalf);
+    }
   }
   wgmma_wait<0>();
   pin(d[0]), pin(d[1]);
@@ -174,33 +219,39 @@ __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uin
   epilogue<N, kPairs ? Product::kGlu : Product::kPlain>(args.base, c, tile, d);
 }
 
-template <bool kPairs>
-__global__ void __launch_bounds__(kProductThreads, 1) packed_kernel(const __grid_constant__ PackedArgs args) {
+template <bool kPairs, bool kFew>
+__global__ void __launch_bounds__(PackedLayout<kFew>::kThreads, PackedLayout<kFew>::kPerProcessor)
+    packed_kernel(const __grid_constant__ PackedArgs args) {
+  using Layout = PackedLayout<kFew>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  uint8_t* scales = shared + kStages * kPackedStage;
+  uint8_t* scales = shared + kStages * Layout::kStage;
   uint8_t* store = scales + 2 * kScaleBytes;
   ProductBarriers& bar = *reinterpret_cast<ProductBarriers*>(store + 4 * kStoreBytes);
-  const int role = uniform(threadIdx.x / 128);
+  const int role = uniform(threadIdx.x / 128), group = kFew ? role : role - 1;
   init_barriers(bar);
-  if (role == 0) {
-    registers_down<24>();
-    if (threadIdx.x == 0) produce_packed<kPairs>(args, shared, scales, bar);
+  if (group == (kFew ? 2 : -1)) {
+    if constexpr (!kFew) registers_down<24>();
+    if (threadIdx.x % 128 == 0) produce_packed<kPairs, kFew>(args, shared, scales, bar);
   } else {
-    registers_up<240>();
-    Consumer c{shared, store + (role - 1) * 2 * kStoreBytes, &bar, role - 1, 0};
+    if constexpr (!kFew) registers_up<240>();
+    Consumer c{shared, store + group * 2 * kStoreBytes, &bar, group, 0};
     int scale_at = 0;
     const int tiles = args.base.totals[1] * args.base.a_tiles;
     for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
       const Tile tile = tile_at(args.base, t);
-      switch (uniform(packed_width(tile.rows.rows))) {
-#define GODWIT_WIDTH(N)                                         \
-  case N:                                                       \
-    consume_packed<N, kPairs>(args, scales, c, scale_at, tile); \
+      if constexpr (kFew) {
+        consume_packed<16, kPairs, true>(args, scales, c, scale_at, tile);
+      } else {
+        switch (uniform(packed_width(tile.rows.rows))) {
+#define GODWIT_WIDTH(N)                                                \
+  case N:                                                              \
+    consume_packed<N, kPairs, false>(args, scales, c, scale_at, tile); \
     break;
-        GODWIT_WIDTH(16)
-        GODWIT_WIDTH(32)
-        GODWIT_WIDTH(96)
+          GODWIT_WIDTH(16)
+          GODWIT_WIDTH(32)
+          GODWIT_WIDTH(96)
 #undef GODWIT_WIDTH
+        }
       }
     }
   }

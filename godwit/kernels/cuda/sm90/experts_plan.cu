@@ -9,9 +9,8 @@ namespace {
 
 constexpr int kPlanBlock = 1024;  // slots, and threads
 
-__global__ void __launch_bounds__(kPlanBlock)
-    count_kernel(const int32_t* choices, int64_t slots, int experts, int* counts) {
-  extern __shared__ int bins[];
+// Counts the block's slots into bins [E] in shared memory.
+__device__ void count_slots(const int32_t* choices, int64_t slots, int experts, int* bins) {
   for (int e = threadIdx.x; e < experts; e += kPlanBlock) bins[e] = 0;
   __syncthreads();
   const int64_t slot = int64_t(blockIdx.x) * kPlanBlock + threadIdx.x;
@@ -21,6 +20,12 @@ __global__ void __launch_bounds__(kPlanBlock)
     atomicAdd(&bins[e], 1);
   }
   __syncthreads();
+}
+
+__global__ void __launch_bounds__(kPlanBlock)
+    count_kernel(const int32_t* choices, int64_t slots, int experts, int* counts) {
+  extern __shared__ int bins[];
+  count_slots(choices, slots, experts, bins);
   for (int e = threadIdx.x; e < experts; e += kPlanBlock) counts[int64_t(blockIdx.x) * experts + e] = bins[e];
 }
 
@@ -45,14 +50,14 @@ __device__ int exclusive_sum(int x, int* total) {
   return before + inclusive - x;
 }
 
-__global__ void __launch_bounds__(kPlanBlock) plan_kernel(ExpertPlan plan, int experts) {
+// Ranges of rows and tiles of all experts, by one block. count(e) is an expert's slots; begins(e, row) takes
+// its first row.
+template <class Count, class Begins>
+__device__ void assign_rows(const ExpertPlan& plan, int experts, const Count& count, const Begins& begins) {
   int rows_before = 0, tiles_before = 0;
   for (int base = 0; base < experts; base += kPlanBlock) {
     const int e = base + threadIdx.x;
-    int count = 0;
-    if (e < experts)
-      for (int b = 0; b < plan.blocks; ++b) count += plan.counts[int64_t(b) * experts + e];
-    const int padded = (count + kRowPad - 1) / kRowPad * kRowPad;
+    const int padded = e < experts ? (count(e) + kRowPad - 1) / kRowPad * kRowPad : 0;
     const int tiles = (padded + plan.tile_rows - 1) / plan.tile_rows;
     int all_rows, all_tiles;
     const int begin = rows_before + exclusive_sum(padded, &all_rows);
@@ -60,13 +65,7 @@ __global__ void __launch_bounds__(kPlanBlock) plan_kernel(ExpertPlan plan, int e
     rows_before += all_rows, tiles_before += all_tiles;
     if (e >= experts) continue;
     plan.ranges[e] = {begin, begin + padded};
-    int row = begin;
-    for (int b = 0; b < plan.blocks; ++b) {
-      int& slot = plan.counts[int64_t(b) * experts + e];
-      const int here = slot;
-      slot = row;
-      row += here;
-    }
+    begins(e, begin);
     const int step = tiles > 0 ? ((padded + tiles - 1) / tiles + 7) / 8 * 8 : 0;
     for (int i = 0; i < tiles; ++i) {
       plan.tiles[first + i] = {e, begin + i * step, min(step, padded - i * step), first, tiles, {0, 0, 0}};
@@ -75,12 +74,27 @@ __global__ void __launch_bounds__(kPlanBlock) plan_kernel(ExpertPlan plan, int e
   if (threadIdx.x == 0) plan.totals[0] = rows_before, plan.totals[1] = tiles_before;
 }
 
-// The warps take their turn, so a slot's row is the expert's first plus the number of slots before it.
-__global__ void __launch_bounds__(kPlanBlock)
-    place_kernel(ExpertPlan plan, const int32_t* choices, int experts) {
-  extern __shared__ int next[];
-  for (int e = threadIdx.x; e < experts; e += kPlanBlock)
-    next[e] = plan.counts[int64_t(blockIdx.x) * experts + e];
+__global__ void __launch_bounds__(kPlanBlock) plan_kernel(ExpertPlan plan, int experts) {
+  assign_rows(
+      plan, experts,
+      [&](int e) {
+        int count = 0;
+        for (int b = 0; b < plan.blocks; ++b) count += plan.counts[int64_t(b) * experts + e];
+        return count;
+      },
+      [&](int e, int row) {
+        for (int b = 0; b < plan.blocks; ++b) {
+          int& slot = plan.counts[int64_t(b) * experts + e];
+          const int here = slot;
+          slot = row;
+          row += here;
+        }
+      });
+}
+
+// Gives the block's slots their rows; next [E] in shared memory is each expert's next row. The warps take
+// their turn, so a slot's row is the expert's first plus the number of slots before it.
+__device__ void place_slots(const ExpertPlan& plan, const int32_t* choices, int* next) {
   const int64_t slot = int64_t(blockIdx.x) * kPlanBlock + threadIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int e = slot < plan.slots ? choices[slot] : -1;
@@ -97,6 +111,25 @@ __global__ void __launch_bounds__(kPlanBlock)
     plan.slot_row[slot] = row;
     plan.row_slot[row] = int(slot);
   }
+}
+
+__global__ void __launch_bounds__(kPlanBlock)
+    place_kernel(ExpertPlan plan, const int32_t* choices, int experts) {
+  extern __shared__ int next[];
+  for (int e = threadIdx.x; e < experts; e += kPlanBlock)
+    next[e] = plan.counts[int64_t(blockIdx.x) * experts + e];
+  place_slots(plan, choices, next);
+}
+
+// All of it for the slots of one block, as decoding has them.
+__global__ void __launch_bounds__(kPlanBlock)
+    small_plan_kernel(ExpertPlan plan, const int32_t* choices, int experts) {
+  extern __shared__ int bins[];
+  for (int64_t row = threadIdx.x; row < plan.max_rows; row += kPlanBlock) plan.row_slot[row] = -1;
+  count_slots(choices, plan.slots, experts, bins);
+  assign_rows(
+      plan, experts, [&](int e) { return bins[e]; }, [&](int e, int row) { bins[e] = row; });
+  place_slots(plan, choices, bins);
 }
 
 constexpr int kCopyThreads = 128;
@@ -156,6 +189,10 @@ size_t layout_plan(const MoeShape& shape, void* memory, ExpertPlan* plan) {
 
 cudaError_t launch_plan(const ExpertPlan& plan, const int32_t* choices, int experts, cudaStream_t stream) {
   const size_t shared = experts * sizeof(int);
+  if (plan.blocks == 1) {
+    small_plan_kernel<<<1, kPlanBlock, shared, stream>>>(plan, choices, experts);
+    return cudaGetLastError();
+  }
   const cudaError_t error = cudaMemsetAsync(plan.row_slot, 0xff, plan.max_rows * sizeof(int), stream);
   if (error != cudaSuccess) return error;
   count_kernel<<<plan.blocks, kPlanBlock, shared, stream>>>(choices, plan.slots, experts, plan.counts);

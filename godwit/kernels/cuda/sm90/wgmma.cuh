@@ -29,6 +29,8 @@ namespace godwit::kernels::cuda::sm90 {
 #define W_LIST20 W_LIST19 "," "%76,%77,%78,%79"
 #define W_LIST21 W_LIST20 "," "%80,%81,%82,%83"
 #define W_LIST22 W_LIST21 "," "%84,%85,%86,%87"
+#define W_LIST23 W_LIST22 "," "%88,%89,%90,%91"
+#define W_LIST24 W_LIST23 "," "%92,%93,%94,%95"
 #define W_REGS1 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define W_REGS2 W_REGS1, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define W_REGS3 W_REGS2, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
@@ -51,6 +53,8 @@ namespace godwit::kernels::cuda::sm90 {
 #define W_REGS20 W_REGS19, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
 #define W_REGS21 W_REGS20, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
 #define W_REGS22 W_REGS21, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+#define W_REGS23 W_REGS22, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
+#define W_REGS24 W_REGS23, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
 // clang-format on
 
 // d += A B^T. smem: A and B by descriptor; A is stored [rows][k] (kTransA = 0) or [k][rows] (1), B
@@ -88,6 +92,7 @@ W_WIDTH(152, 19, 76, 77, 78, 79, 80)
 W_WIDTH(160, 20, 80, 81, 82, 83, 84)
 W_WIDTH(168, 21, 84, 85, 86, 87, 88)
 W_WIDTH(176, 22, 88, 89, 90, 91, 92)
+W_WIDTH(192, 24, 96, 97, 98, 99, 100)
 
 #undef W_WIDTH
 
