@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -68,15 +68,16 @@ class BlockPool final : public c10::Allocator {
     if (bytes < static_cast<size_t>(kPooledBytes)) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     check(bytes < size_t{1} << 56, "out of memory: {} bytes for a tensor", bytes);
     const size_t size = (bytes + kGrain - 1) / kGrain * kGrain;
-    auto block = std::make_unique<Block>();
-    {
-      const std::lock_guard lock(mutex_);
-      *block = find(size);
-      use_.live += static_cast<int64_t>(size);
-    }
-    void* data = block->data;
-    return {data, block.release(), &give_back, c10::Device(c10::DeviceType::CPU)};
+    const std::lock_guard lock(mutex_);
+    Block block = find(size);
+    void* data = block.data;
+    live_.emplace(data, std::move(block));
+    use_.live += static_cast<int64_t>(size);
+    return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
+
+  // Frees by the address alone, as oneDNN does with its buffers of any size: data are their own context.
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -93,12 +94,19 @@ class BlockPool final : public c10::Allocator {
   }
 
  private:
-  static void give_back(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+  static void give_back(void* data) {
     BlockPool& pool = instance();
-    const std::lock_guard lock(pool.mutex_);
-    pool.use_.live -= static_cast<int64_t>(block->size);
-    pool.keep(std::move(*block));
+    std::unique_lock lock(pool.mutex_);
+    const auto at = pool.live_.find(data);
+    if (at == pool.live_.end()) {  // a small one
+      lock.unlock();
+      c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+      return;
+    }
+    Block block = std::move(at->second);
+    pool.live_.erase(at);
+    pool.use_.live -= static_cast<int64_t>(block.size);
+    pool.keep(std::move(block));
   }
 
   void keep(Block block) {
@@ -169,6 +177,7 @@ class BlockPool final : public c10::Allocator {
   }
 
   std::mutex mutex_;
+  std::unordered_map<void*, Block> live_;  // by their data
   std::multimap<size_t, Block> kept_;
   BlockPoolUse use_;
 };
