@@ -23,7 +23,7 @@ import time
 GODWIT = os.environ.get("GODWIT", "build/godwit")
 
 # demos: what the scripted expert plays (environment, episodes, options), imperfect on purpose. sft: changes of the recipe of fine-tuning; arms:
-# of configs/recipes/rl-<study>.toml. eval: what of the environment is measured. context: tokens of an episode there.
+# of configs/recipes/rl-<study>.toml (recipe: of another). steps: of a run, in the place of minutes: the same on every machine. eval: what of the environment is measured. context: tokens of an episode there.
 STUDIES = {
     "calculator": {
         "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.5})],
@@ -32,14 +32,15 @@ STUDIES = {
         "weights": [None, "mxfp4"],
         "eval": {"": {"failure": 0.3}},
     },
-    # A form of two minutes for CI.
+    # A form of three minutes, to see that everything works.
     "short": {
         "recipe": "files",
         "demos": [("files", 400, {"guess": 0.5, "submissions": 1})],
         "vocab": 320,
         "holdout": 0.2,
-        "sft": ["stage.0.steps=90", "stage.0.batch_tokens=4096"],
+        "sft": ["stage.0.steps=150", "stage.0.batch_tokens=4096"],
         "rl": ["rollout.groups=6"],
+        "steps": 8,
         "arms": {"rl": []},
         "eval": {"": {"submissions": 1}},
     },
@@ -65,11 +66,11 @@ STUDIES = {
         "eval": {"": {"submissions": 1}},
     },
     "reading": {
-        "demos": [("reading", 4000, {"slip": 0.5})],
+        "demos": [("reading", 6000, {"slip": 0.3})],
         "vocab": 256,
         "sft": ["model.override.vision_config={patch_size = 14, init_pos_emb_height = 4, init_pos_emb_width = 4, vt_num_hidden_layers = 2, "
                 "vt_hidden_size = 96, vt_intermediate_size = 256, vt_num_attention_heads = 4, qkv_hidden_size = 128}",
-                "stage.0.context=256", "stage.0.batch_tokens=4096"],
+                "stage.0.context=256", "stage.0.batch_tokens=2048", "stage.0.steps=700", "optimizer.muon_lr=0.02", "optimizer.adamw_lr=0.01"],
         "arms": {"rl": []},
         "eval": {"": {}},
     },
@@ -158,8 +159,9 @@ class Runner:
 
         def learning():
             return [GODWIT, "rl", f"configs/recipes/rl-{study.get('recipe', name)}.toml", *self.sets(
-                [f"init={out}/sft/model", f"out={run}", f"seed={seed}", "steps=100000", "eval.tasks=0", "checkpoint.every=0",
-                 f"train.minutes={minutes():.3f}", "train.tensorboard=false"] + study.get("rl", []) + more + study["arms"][arm])]
+                [f"init={out}/sft/model", f"out={run}", f"seed={seed}", "eval.tasks=0", "checkpoint.every=0",
+                 *([f"steps={study['steps']}"] if "steps" in study else ["steps=100000", f"train.minutes={minutes():.3f}"]),
+                 "train.tensorboard=false"] + study.get("rl", []) + more + study["arms"][arm])]
 
         self.run(out / f"{self.folder(arm)}.log", fine_tuning if arm == LONGER else learning)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)

@@ -83,6 +83,7 @@ class Run {
     if (steps_ == 0 && recipe_.eval.tasks > 0) {
       before_ = evaluate();
       log_info("before: {}", text_of(before_));
+      warn_of_cuts(before_);
     }
     bar_.emplace(ProgressOptions{.label = "rl", .total = recipe_.steps, .done = steps_});
     bool stopped = false;
@@ -118,6 +119,15 @@ class Run {
   static std::string text_of(const EpisodeStats& s) {
     return fmt::format("success {:.3f}, recovery {:.3f} ({} of {}), {:.2f} calls, {:.1f} tokens a task",
                        s.success, s.recovery(), s.recovered, s.faulted, s.calls, s.tokens);
+  }
+
+  // Such a run learns nothing and does not say so otherwise.
+  static void warn_of_cuts(const EpisodeStats& s) {
+    if (s.truncated <= 0.5) return;
+    log_warn(
+        "{:.0f} % of the episodes were cut off: rollout.turn_tokens or rollout.context is too small for what "
+        "they need",
+        100 * s.truncated);
   }
 
   void prepare_directory() {
@@ -306,6 +316,7 @@ class Run {
   void make_row(const Groups& groups, const std::vector<double>& rewards, const PolicyStepResult& result,
                 int64_t version) {
     const EpisodeStats s = episode_stats(groups, rewards);
+    if (steps_ == 1) warn_of_cuts(s);
     double staleness = 0, drawn = 0;
     int64_t oldest = 0;
     std::map<std::string, int64_t> reasons;

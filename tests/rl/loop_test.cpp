@@ -153,6 +153,14 @@ TEST_F(RlRun, LearnsFromATeacher) {
   EXPECT_LT(mean(7, 10), 0.7 * mean(0, 3));
 }
 
+// Episodes that never come to their end have equal rewards: nothing is learned, and the run says why.
+TEST_F(RlRun, SaysThatEpisodesAreCutOff) {
+  ::testing::internal::CaptureStderr();
+  run_rl(recipe("cut", {"steps=1", "rollout.turn_tokens=1", "eval.tasks=4"}), {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("cut off: rollout.turn_tokens"), std::string::npos) << said;
+}
+
 TEST_F(RlRun, BadRecipesNameTheKey) {
   testing::expect_error([&] { recipe("a", {"objective.kind=ppo"}); }, {"objective.kind", "clip_band"});
   testing::expect_error([&] { recipe("a", {"reward.budget_end=3"}); }, {"budget_end"});
