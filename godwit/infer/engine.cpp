@@ -7,15 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "godwit/base/check.h"
-#include "godwit/base/parallel.h"
 #include "godwit/base/rng.h"
-#include "godwit/infer/device_sampler.h"
+#include "godwit/infer/engine_sequence.h"
 #include "godwit/infer/memory.h"
-#include "godwit/infer/prompt_lookup.h"
 #include "godwit/model/forward.h"
 #include "godwit/ops/ops.h"
 
@@ -57,73 +54,6 @@ PrefixCache::Options prefix_options(const EngineOptions& options, bool fixed_sha
 uint64_t choice_seed(uint64_t seed, int64_t choice) {
   return choice == 0 ? seed : random_bits(seed, kChoiceStream, static_cast<uint64_t>(choice));
 }
-
-// One choice of a request.
-struct Engine::Sequence {
-  std::shared_ptr<const Request> request;
-  int64_t id = 0;  // of the request
-  int64_t choice = 0;
-  SamplingParams sampling;
-  std::vector<int32_t> tokens;         // the prompt and what was drawn
-  std::shared_ptr<PromptMedia> media;  // shared by the choices
-  int64_t slot = -1;
-  std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
-  std::optional<SwappedState> swapped;
-  std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
-  at::Tensor forbidden, forbidden_there;  // there: on the model's device, where tokens are drawn on it
-  std::unique_ptr<TokenConstraint> constraint;
-  TokenHistory history;
-  bool uses_history = false;
-  PromptLookup lookup;
-  bool finished = false;
-  int64_t cached = 0;
-
-  [[nodiscard]] int64_t prompt_size() const { return static_cast<int64_t>(request->prompt.size()); }
-  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(tokens.size()); }
-  [[nodiscard]] int64_t drawn() const { return size() - prompt_size(); }
-  [[nodiscard]] bool draws_on_device() const {
-    return godwit::draws_on_device(sampling) && !constraint && !request->forced && request->top_logprobs == 0;
-  }
-};
-
-// Tokens [from, to) of a sequence, fed in one step.
-struct Engine::Piece {
-  Sequence* sequence = nullptr;
-  int64_t from = 0;
-  int64_t to = 0;
-  std::vector<int32_t> drafts = {};   // behind the sequence's last token; they take the step forms too
-  std::vector<KdaState> before = {};  // with drafts: to go back to
-  [[nodiscard]] int64_t tokens() const { return to - from + static_cast<int64_t>(drafts.size()); }
-  [[nodiscard]] bool steps() const { return to - from == 1; }
-  // The last token that its sequence drew.
-  [[nodiscard]] bool draws() const { return steps() && to == sequence->size() && sequence->drawn() > 0; }
-};
-
-// A sequence that draws: from the row of its last token and, while what it draws is what was drafted, from
-// the rows of the drafts.
-struct Engine::Drawing {
-  const Piece* piece = nullptr;
-  int64_t call_row = 0;  // of its first token in the forward call
-  int64_t row = 0;       // of its first logits
-  int64_t taken = 0;     // tokens drawn so far
-  bool goes_on = true;
-
-  DeviceDraw on_device(at::Device device) const {
-    Sequence& s = *piece->sequence;
-    if (!s.forbidden_there.defined()) s.forbidden_there = s.forbidden.to(device);
-    return {.row = row + taken, .params = &s.sampling, .position = s.size(), .forbidden = s.forbidden_there};
-  }
-};
-
-// What came of a draw.
-struct Engine::Outcome {
-  Outcome() = default;
-  Outcome(const Sampled& s, std::string fault)
-      : token{.id = static_cast<int32_t>(s.id), .logprob = s.logprob, .policy_logprob = s.policy_logprob},
-        error(std::move(fault)) {}
-  DrawnToken token;
-  std::string error;
-};
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options)
     : model_(model),
@@ -391,19 +321,6 @@ void Engine::add_drafts(Piece& piece) {
   stats_.drafted_tokens += static_cast<int64_t>(piece.drafts.size());
 }
 
-// A copy in pinned memory, valid until the next.
-at::Tensor Engine::on_host(const at::Tensor& logits) {
-  if (logits.device().is_cpu()) return logits.to(at::kFloat);
-  const int64_t rows = logits.size(0);
-  if (!host_logits_.defined() || host_logits_.size(0) < rows) {
-    host_logits_ = at::empty({std::max(rows, options_.max_sequences), logits.size(1)},
-                             at::TensorOptions(at::kFloat).pinned_memory(true));
-  }
-  const at::Tensor out = host_logits_.narrow(0, 0, rows);
-  out.copy_(logits.to(at::kFloat));
-  return out;
-}
-
 // Where all pieces are one token of sequences that draw: their logits on the host, by a recorded step.
 at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
   if (!graphs_) return {};
@@ -478,113 +395,6 @@ void Engine::feed(const std::vector<Piece>& pieces) {
     for (const Piece& piece : pieces)
       finish(*piece.sequence, {.reason = FinishReason::kError, .error = e.what()});
   }
-}
-
-void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
-  std::vector<Drawing*> active;
-  for (Drawing& d : drawings) active.push_back(&d);
-  while (!active.empty()) {
-    draw_rows(active, logits);
-    std::erase_if(active, [](const Drawing* d) { return !d->goes_on; });
-  }
-  for (const Drawing& d : drawings) {
-    if (!d.piece->drafts.empty()) take_back(d);
-  }
-}
-
-// A token from a row on the host.
-Engine::Outcome Engine::draw_here(Sequence& s, const at::Tensor& row) const {
-  try {
-    at::Tensor forbidden = s.forbidden;
-    if (s.constraint) {
-      forbidden = forbidden.clone();
-      s.constraint->forbid(forbidden);
-    }
-    Outcome out(s.request->forced
-                    ? forced_token(row, s.sampling, forbidden, s.request->forced(s.choice, s.drawn()))
-                    : sample(row, s.sampling, s.size(), forbidden, s.uses_history ? &s.history : nullptr),
-                "");
-    if (s.request->top_logprobs > 0) out.token.top = likeliest(row, s.request->top_logprobs);
-    return out;
-  } catch (const std::exception& e) {
-    return {{}, e.what()};
-  }
-}
-
-// One token of each. A sequence goes on to its next row where it drew what was fed there.
-void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits) {
-  std::vector<Outcome> outcomes(drawings.size());
-  std::vector<size_t> here, there;  // where they are drawn: on the host, on the device
-  for (size_t i = 0; i < drawings.size(); ++i) {
-    const bool device = !logits.is_cpu() && !fixed_shapes_ && drawings[i]->piece->sequence->draws_on_device();
-    (device ? there : here).push_back(i);
-  }
-  if (!there.empty()) {
-    std::vector<DeviceDraw> draws;
-    for (const size_t i : there) draws.push_back(drawings[i]->on_device(logits.device()));
-    const std::vector<DeviceOutcome> drawn = draw_on_device(logits, draws);
-    for (size_t i = 0; i < there.size(); ++i) outcomes[there[i]] = Outcome(drawn[i].sampled, drawn[i].error);
-  }
-  std::vector<int64_t> rows;
-  for (const size_t i : here) rows.push_back(drawings[i]->row + drawings[i]->taken);
-  at::Tensor host = logits;
-  if (!here.empty() && !logits.is_cpu())
-    host = on_host(logits.index_select(0, at::tensor(rows, at::kLong).to(logits.device())));
-  parallel_for(0, static_cast<int64_t>(here.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      outcomes[here[i]] = draw_here(*drawings[here[i]]->piece->sequence, host[logits.is_cpu() ? rows[i] : i]);
-  });
-  for (size_t i = 0; i < drawings.size(); ++i) {
-    Drawing& d = *drawings[i];
-    Sequence& s = *d.piece->sequence;
-    const std::vector<int32_t>& drafts = d.piece->drafts;
-    if (outcomes[i].error.empty()) {
-      const bool drafted =
-          d.taken < static_cast<int64_t>(drafts.size()) && outcomes[i].token.id == drafts[d.taken];
-      take_token(s, std::move(outcomes[i].token));
-      ++d.taken;
-      stats_.accepted_tokens += drafted ? 1 : 0;
-      d.goes_on = drafted && !s.finished;
-    } else {
-      finish(s, {.reason = FinishReason::kError, .error = outcomes[i].error});
-      d.goes_on = false;
-    }
-  }
-}
-
-// The state stands behind all drafts; it goes back behind the tokens that were drawn. The last drawn token is
-// fed in the next step, as ever.
-void Engine::take_back(const Drawing& d) {
-  const Piece& piece = *d.piece;
-  const int64_t fed = piece.tokens(), slot = piece.sequence->slot;
-  if (piece.sequence->finished || d.taken == fed) return;
-  state_.rewind(slot, piece.before, fed);
-  replay_steps(model_.config, model_.weights, state_, slot, d.call_row, d.taken);
-  state_.advance(slot, d.taken);
-}
-
-void Engine::take_token(Sequence& s, DrawnToken token) {
-  const Request& request = *s.request;
-  const int32_t id = token.id;
-  ++stats_.drawn_tokens;
-  if (std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end()) {
-    finish(s, {.reason = FinishReason::kStop, .stop_id = id});
-    return;
-  }
-  s.tokens.push_back(id);
-  if (s.uses_history) ++s.history.drawn[id];
-  try {
-    if (s.constraint) s.constraint->accept(id);
-    if (request.on_token && !request.on_token(s.choice, token)) {
-      finish(s, {.reason = FinishReason::kCancelled});
-      return;
-    }
-  } catch (const std::exception& e) {
-    finish(s, {.reason = FinishReason::kError, .error = e.what()});
-    return;
-  }
-  if (s.drawn() >= request.max_tokens || s.size() >= max_context_)
-    finish(s, {.reason = FinishReason::kLength});
 }
 
 // Frees what the sequence holds and tells its owner. The object itself goes in drop_finished.

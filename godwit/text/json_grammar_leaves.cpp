@@ -114,6 +114,7 @@ void JsonGrammar::flatten(const Json& schema, const Json& root, const std::strin
   std::vector<std::string> types;
   if (type) {
     const Json list = type->is_array() ? *type : Json::array({*type});
+    check(!list.empty(), "{}.type: must name at least one type", place);
     for (const Json& name : list) {
       check(name.is_string(), "{}.type: must be the name of a type, or a list of names", place);
       types.push_back(name.get<std::string>());

@@ -215,6 +215,7 @@ TEST(JsonGrammar, NamesWhatItDoesNotKnow) {
       {R"({"requierd": []})", "schema.requierd"},
       {R"({"type": "king"})", "king"},
       {R"({"type": 5})", "schema.type"},
+      {R"({"type": []})", "schema.type"},
       {R"({"$ref": "http://example.com/x"})", "schema.$ref"},
       {R"({"$ref": "#/$defs/none"})", "#/$defs/none"},
       {R"({"$ref": "#"})", "no text fits"},
