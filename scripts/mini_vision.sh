@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# The mini-vision recipe: data, training on a GPU, answers to held-out questions with blank and exchanged pictures beside.
-# Needs Python with pillow, numpy and scikit-learn (PYTHON=...) and some DejaVu fonts.
+# The mini-vision recipe: data, training on a GPU, answers to held-out questions with blank and exchanged pictures beside; and the same text without pictures.
+# Needs Python with pillow, numpy and scikit-learn (PYTHON=...) and some DejaVu fonts (FONTS=pattern). STEPS=... and SEED=... as in docs/vision.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 data=runs/mini-vision-data
 if [[ ! -d $data/text ]]; then
-  "${PYTHON:-python3}" python/make_vision_data.py "$data" --count "${COUNT:-100000}"
+  "${PYTHON:-python3}" python/make_vision_data.py "$data" --count 12000 --more read=320000 digits=60000 locate=60000 --jobs "$(nproc)" \
+    --fonts "${FONTS:-/usr/share/fonts/truetype/dejavu/DejaVu*.ttf}"
   build/godwit tokenizer train "$data/text.txt" datasets/kjv.txt.zst --vocab-size 512 --out "$data/tokenizer"
   build/godwit data pack "$data/train.jsonl" --tokenizer "$data/tokenizer" --out "$data/pictures"
   build/godwit data pack datasets/kjv.txt.zst --tokenizer "$data/tokenizer" --holdout 0.03 --out "$data/text"
 fi
-build/godwit train configs/recipes/mini-vision.toml --device cuda "$@"
+same=(--device cuda --set "stage.0.steps=${STEPS:-2000}" --set "seed=${SEED:-1}")
+build/godwit train configs/recipes/mini-vision.toml "${same[@]}" "$@"
+build/godwit train configs/recipes/mini-vision-text.toml "${same[@]}"
 build/godwit eval vision --device cuda --model runs/mini-vision/model --data "$data/test.jsonl"
