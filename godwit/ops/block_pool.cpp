@@ -15,7 +15,7 @@
 namespace godwit::ops {
 namespace {
 
-constexpr size_t kGrain = 2 << 20;  // of sizes and addresses: a huge page
+constexpr size_t kGrain = 2 << 20;  // of sizes and addresses
 
 struct Piece {  // of one mapping: mremap moves no more at a time
   char* data;
@@ -170,7 +170,6 @@ class BlockPool final : public c10::Allocator {
     char* to = block.data + block.size;
     const size_t missing = size - block.size;
     if (map(to, missing, PROT_READ | PROT_WRITE, MAP_FIXED) == MAP_FAILED) return false;
-    ::madvise(to, missing, MADV_HUGEPAGE);  // a wish: fewer faults where it is granted
     use_.taken += static_cast<int64_t>(missing);
     block.add({to, missing});
     return true;

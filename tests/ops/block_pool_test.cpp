@@ -24,7 +24,7 @@ TEST(BlockPool, WhatIsFreedComesAgain) {
   }
   const BlockPoolUse before = block_pool_use();
   {
-    const c10::DataPtr front = block_pool().allocate(29 * kMiB);  // its front, in whole huge pages
+    const c10::DataPtr front = block_pool().allocate(29 * kMiB);  // its front, in steps of 2 MiB
     EXPECT_EQ(front.get(), first);
     const c10::DataPtr rest = block_pool().allocate(10 * kMiB);
     EXPECT_EQ(static_cast<const char*>(rest.get()), static_cast<const char*>(first) + 30 * kMiB);
