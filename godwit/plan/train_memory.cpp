@@ -321,10 +321,8 @@ TrainMemory forecast_training(const ModelConfig& config, const TrainShape& shape
   // Rows of the experts' results, kept from call to call.
   if (config.moe.experts > 0) peak.allocator += costs.expert_scratch();
   // Large blocks come from a pool (ops/block_pool.h) in steps of 2 MiB. The small ones stay in glibc's heap,
-  // where gradients that stay leave holes between activations that go: measured. Recomputing, blocks of a MiB
-  // and more go to the system at once.
-  if (!shape.recompute)
-    peak.allocator += std::min(0.1 * (peak.gradients + peak.activations + peak.workspace), 0.6 * w.gradients);
+  // where gradients that stay leave holes between activations that go: measured.
+  peak.allocator += std::min(0.1 * (peak.gradients + peak.activations + peak.workspace), 0.6 * w.gradients);
   return peak;
 }
 

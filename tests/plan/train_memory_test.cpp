@@ -129,7 +129,9 @@ TEST(TrainMemory, GrowsWithTheBatchAndShrinksWithRecomputation) {
   for (const int64_t tokens : {256, 1024, 4096, 16384}) {
     const double now = forecast_training(nano, shape_of(256, tokens, false)).total();
     EXPECT_GT(now, before);
-    EXPECT_LT(forecast_training(nano, shape_of(256, tokens, true)).total(), now);
+    const double recomputing = forecast_training(nano, shape_of(256, tokens, true)).total();
+    EXPECT_LE(recomputing, now);  // one sequence: the optimiser's step is the peak of both
+    if (tokens > 256) EXPECT_LT(recomputing, now);
     before = now;
   }
   TrainShape micro = shape_of(256, 1024, false);
