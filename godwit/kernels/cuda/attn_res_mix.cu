@@ -170,7 +170,7 @@ __device__ __forceinline__ void write_gradients(const MixParams& p, const uint4 
     const bool there = unit < units;
     const Eight out = unpack(d[i]);
     float key[kVector], d_key[kVector];
-    load_key(key, keys, there ? unit : 0), load_key(d_key, d_keys, there ? unit : 0);
+    load_key(key, keys, there ? unit : 0), load_key(d_key, there ? d_keys : keys, there ? unit : 0);
 #pragma unroll
     for (int s = 0; s < kMax; ++s) {
       const float a = __shfl_sync(kAllLanes, mine.a, s), b = __shfl_sync(kAllLanes, along_key, s),
