@@ -15,7 +15,8 @@
 namespace godwit {
 namespace {
 
-constexpr int64_t kPadDecay = 128;  // the released layout pads A_log to a multiple of this
+constexpr int64_t kPadDecay = 128;            // the released layout pads A_log to a multiple of this
+constexpr int64_t kMostPieces = 100'000'000;  // a hundred MB of marks; Kimi K3 has 250,000
 constexpr std::string_view kExperts = ".experts.";
 constexpr std::string_view kDense = ".mlp.";
 constexpr std::string_view kSparse = ".block_sparse_moe.";
@@ -59,11 +60,15 @@ bool is_float(io::Dtype dtype) {
 class Matcher {
  public:
   // `quantised`: config.json says that experts are packed.
-  Matcher(const ModelConfig& config, bool quantised)
+  Matcher(const ModelConfig& config, bool quantised, const std::string& where)
       : quantised_(quantised),
         params_(stored_params(config, io::Dtype::F32, /*packed=*/false)),
         names_(params_),
         marks_(params_.size()) {
+    int64_t pieces = 0;
+    for (const StoredParam& param : params_) pieces += param.pieces();
+    check(pieces <= kMostPieces, "{}: config.json has {} tensors, and more than {} are not looked for", where,
+          pieces, kMostPieces);
     for (size_t p = 0; p < params_.size(); ++p) marks_[p].resize(params_[p].pieces());
   }
 
@@ -255,7 +260,8 @@ std::optional<StoredNames::Place> StoredNames::find(std::string_view name) const
 FoundModel find_model(const ModelConfig& config, const io::CheckpointDir& checkpoint) {
   const std::string directory = checkpoint.path().string();
   const bool configured = std::filesystem::exists(checkpoint.path() / "config.json");
-  Matcher matcher(config, !configured || has_quantization(load_model_json(directory)));
+  const bool quantised = !configured || has_quantization(load_model_json(directory));
+  Matcher matcher(config, quantised, directory);
   const std::string faults = checkpoint.scan(
       [&](const io::SafetensorsFile&, const io::StoredTensor& tensor) { matcher.add(tensor); });
   FoundModel found = matcher.finish(faults);

@@ -310,6 +310,17 @@ TEST(BadCheckpoint, StrayFilesAndAWrongSizeAreSaid) {
       << found.warnings[1];
 }
 
+// Refused before a mark for every expert is made.
+TEST(BadCheckpoint, MoreTensorsThanAnyModelHas) {
+  ModelConfig config = load_model_config(kFixture);
+  config.layers = 1000;
+  config.kda_layer.resize(1000);
+  config.moe.experts = 65536;
+  testing::expect_error(
+      [&] { require_model(config, io::CheckpointDir(kFixture)); },
+      {kFixture + ": config.json has ", " tensors, and more than 100000000 are not looked for"});
+}
+
 // Packed tensors are MXFP4 only because config.json says so.
 TEST(BadCheckpoint, PackedExpertsThatNothingExplains) {
   const testing::ScratchDir dir;
