@@ -26,7 +26,7 @@ GODWIT = os.environ.get("GODWIT", "build/godwit")
 # of configs/recipes/rl-<study>.toml (recipe: of another). steps: of a run, in the place of minutes: the same on every machine. eval: what of the environment is measured. context: tokens of an episode there.
 STUDIES = {
     "calculator": {
-        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.5})],
+        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.25})],
         "arms": {"rl": [], "rl, efficiency 1": ["reward.efficiency=1"], "rl, MXFP4-aware": ["train.mxfp4_experts=true"],
                  "sft, as long": None},
         "weights": [None, "mxfp4"],
