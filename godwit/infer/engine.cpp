@@ -421,8 +421,8 @@ void Engine::drop_finished() {
 
 bool Engine::step() {
   take_inbox();
-  end_long_waits();
   admit();
+  end_long_waits();
   std::vector<Piece> pieces = plan_step();
   const bool any = !pieces.empty();
   if (any) {

@@ -256,9 +256,11 @@ TEST(Service, QueueIsBounded) {
 // The cache holds one sequence: the other request waits, then hears that it should come again.
 TEST(Service, WhoWaitsTooLongIsToldSo) {
   Server server(random_model(), {.model_name = "tiny"},
-                {.max_sequences = 1, .max_context = 4096, .max_wait_s = 0.3});
+                {.max_sequences = 1, .max_context = 4096, .max_wait_s = 0.02});
   Client first(server.port());
-  const std::string body = completion(4000, 1, true);
+  Json longest = Json::parse(completion(4000, 1, true));
+  longest["logit_bias"] = {{"65", 100}};  // never the end
+  const std::string body = to_text(longest);
   first.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: " + std::to_string(body.size()) +
              "\r\n\r\n" + body);
   for (int i = 0; i < 500 && server.stats().running == 0; ++i)
