@@ -1,6 +1,7 @@
 // `godwit serve`: the model over HTTP.
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -52,10 +53,17 @@ int run_serve(const ServeArgs& args) {
     log_info("serve: stopping");
     server.stop();
   });
-  print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name, args.host, server.port());
-  server.run();
+  std::exception_ptr error;
+  try {
+    print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name, args.host, server.port());
+    server.run();
+  } catch (...) {  // goes on once the thread has ended: it must not be destroyed while it runs
+    error = std::current_exception();
+    pthread_kill(stopper.native_handle(), SIGTERM);
+  }
   stopper.join();
   service.reset();  // before the server: answers hold on to it
+  if (error) std::rethrow_exception(error);
   return 0;
 }
 

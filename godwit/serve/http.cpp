@@ -244,6 +244,22 @@ bool closed_by_peer(tcp::socket& socket) {
   return ec ? ec != asio::error::would_block : n == 0;
 }
 
+// Counts a connection for as long as its coroutine lives, however that ends.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int64_t>& count) : count_(count) { ++count_; }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int64_t>& count_;
+};
+
+// What a connection may hold of a request beyond its head: the parser takes a chunk's line and the trailers
+// only when they are whole, and neither the header's limit nor the body's counts them.
+constexpr int64_t kMoreThanHeader = 16 << 10;
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -252,10 +268,10 @@ struct HttpServer::Impl {
 
   HttpOptions options;
   HttpHandler handler;
+  std::atomic<int64_t> open = 0;  // before the context, which ends the connections' coroutines
   asio::io_context io{1};
   asio::thread_pool workers;
   tcp::acceptor acceptor;
-  std::atomic<int64_t> open = 0;
 
   asio::awaitable<void> accept_all() {
     for (;;) {
@@ -267,9 +283,7 @@ struct HttpServer::Impl {
         co_await pause.async_wait(asio::redirect_error(kAwait, ec));
         continue;
       }
-      ++open;
-      asio::co_spawn(io, connection(Stream(std::move(socket))), [this](const std::exception_ptr& error) {
-        --open;
+      asio::co_spawn(io, connection(Stream(std::move(socket))), [](const std::exception_ptr& error) {
         if (!error) return;
         try {
           std::rethrow_exception(error);
@@ -335,6 +349,8 @@ struct HttpServer::Impl {
       co_await refuse(stream, 413, fmt::format("the body is larger than {} bytes", options.max_body));
     } else if (ec == http::error::header_limit) {
       co_await refuse(stream, 431, fmt::format("the headers are larger than {} bytes", options.max_header));
+    } else if (ec == http::error::buffer_overflow) {
+      co_await refuse(stream, 400, "a line of the request or its trailers are too large");
     } else if (late) {
       if (buffer.size() > 0 || parser.got_some() || parser.is_header_done())
         co_await refuse(stream, 408, "the request did not arrive in time");
@@ -385,13 +401,14 @@ struct HttpServer::Impl {
   }
 
   asio::awaitable<void> connection(Stream stream) {
+    const Counted counted(open);
     if (open > options.max_connections) {
       co_await refuse(stream, 503, "too many connections");
       co_return;
     }
     error_code ec;
     stream.socket().set_option(tcp::no_delay(true), ec);
-    beast::flat_buffer buffer;
+    beast::flat_buffer buffer(static_cast<size_t>(options.max_header + kMoreThanHeader));
     for (bool first = true;; first = false) {
       auto message = co_await read(stream, buffer, first);
       if (!message) break;
@@ -442,7 +459,14 @@ int64_t HttpServer::connections() const {
 
 void HttpServer::run() {
   asio::co_spawn(impl_->io, impl_->accept_all(), asio::detached);
-  impl_->io.run();
+  for (;;) {
+    try {
+      impl_->io.run();
+      break;
+    } catch (const std::exception& e) {  // the parser's, say: its connection is closed, the others go on
+      log_warn("http: a connection ended: {}", e.what());
+    }
+  }
   impl_->workers.join();  // no handler runs any more
 }
 

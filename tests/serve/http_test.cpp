@@ -175,6 +175,41 @@ TEST(Http, AReaderWhoTakesNothingIsLetGo) {
   }
 }
 
+// Chunk extensions and trailers count towards neither the header's limit nor the body's.
+TEST(Http, ChunkLinesAndTrailersAreLimited) {
+  Server server({}, echo);
+  const std::string head = "POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+  const std::string many(1 << 20, 'a');
+  for (const std::string& body : {"5;" + many, "0;" + many, "0\r\nx: " + many, "0\r\nx: " + many + "\r\n\r\n",
+                                  "0\r\nx: " + many.substr(0, 66000) + "\r\n\r\n"}) {
+    Client client(server.port());
+    client.send(head + body);
+    const std::string received = client.receive_all();
+    EXPECT_TRUE(received.starts_with("HTTP/1.1 400")) << received << body.substr(0, 10);
+  }
+  Client client(server.port());
+  client.send(head + "5;a=b\r\nhello\r\n0\r\nx: y\r\n\r\n");
+  EXPECT_NE(client.receive_until("POST /a hello").find("POST /a hello"), std::string::npos);
+  client.close();
+  EXPECT_TRUE(server.quiet());
+}
+
+// The parser throws at a field of 64 KiB, beyond the reach of whoever waits for the request.
+TEST(Http, WhatTheParserThrowsEndsItsConnectionAlone) {
+  Server server({.max_header = 1 << 20}, echo);
+  Client other(server.port());
+  other.send("GET /a HTTP/1.1\r\nhost: x\r\n");
+  {
+    Client client(server.port());
+    client.send("GET / HTTP/1.1\r\nx: " + std::string(70000, 'a') + "\r\n\r\n");
+    client.receive_all();
+  }
+  other.send("\r\n");
+  EXPECT_NE(other.receive_until("GET /a ").find("GET /a "), std::string::npos);
+  other.close();
+  EXPECT_TRUE(server.quiet());
+}
+
 TEST(Http, RequestsThatArriveTogetherAreAnsweredInOrder) {
   Server server({}, echo);
   Client client(server.port());
