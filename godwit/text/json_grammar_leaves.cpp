@@ -95,7 +95,8 @@ void JsonGrammar::flatten(const Json& schema, const Json& root, const std::strin
   };
   if (const Json* reference = find(schema, "$ref")) {
     alone("$ref");
-    return flatten(resolve(*reference, root, place), root, reference->get<std::string>(), seen, out);
+    const Json& target = resolve(*reference, root, place);  // first: it checks that the reference is a text
+    return flatten(target, root, reference->get<std::string>(), seen, out);
   }
   for (const char* keyword : {"anyOf", "allOf", "oneOf"}) {
     const Json* branches = find(schema, keyword);

@@ -217,6 +217,8 @@ TEST(JsonGrammar, NamesWhatItDoesNotKnow) {
       {R"({"type": 5})", "schema.type"},
       {R"({"type": []})", "schema.type"},
       {R"({"$ref": "http://example.com/x"})", "schema.$ref"},
+      {R"({"$ref": 5})", "schema.$ref: must be a text"},
+      {R"({"anyOf": [{"$ref": null}]})", "schema.anyOf[0].$ref"},
       {R"({"$ref": "#/$defs/none"})", "#/$defs/none"},
       {R"({"$ref": "#"})", "no text fits"},
       {R"({"anyOf": []})", "schema.anyOf"},
