@@ -14,7 +14,10 @@ namespace {
 
 constexpr size_t kMostStops = 16;
 constexpr size_t kMostStopIds = 64;
-constexpr int kDeepest = 256;
+constexpr size_t kDeepest = 256;
+// An ordered object finds a key by looking at every one before it: the time to build it is quadratic.
+constexpr size_t kMostKeys = 4096;
+constexpr size_t kMostKeyLooks = size_t{1} << 24;  // in all objects of a body
 
 [[noreturn]] void refuse(const std::string& key, const std::string& message) {
   throw ApiError(400, fmt::format("{}: {}", key, message), key);
@@ -128,6 +131,51 @@ auto client_error(const char* key, F&& action) {
   }
 }
 
+// Refuses what would take too long to build or to walk. A pass of its own: the parser's callback has the
+// parser look at all of a list again after each object in it. What is no JSON is left to the parser.
+class BodyLimits final : public nlohmann::json_sax<Json> {
+ public:
+  void check(const std::string& text) {
+    keys_.clear();
+    Json::sax_parse(text, this);
+  }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t&) override {
+    looks_ += keys_.back();
+    if (++keys_.back() > kMostKeys)
+      throw ApiError(400, fmt::format("the JSON holds an object of more than {} keys", kMostKeys));
+    if (looks_ > kMostKeyLooks) throw ApiError(400, "the JSON holds too many large objects");
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+ private:
+  bool open() {
+    if (keys_.size() > kDeepest)
+      throw ApiError(400, fmt::format("the JSON is nested deeper than {}", kDeepest));
+    keys_.push_back(0);
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::vector<size_t> keys_;  // of each object and list that is open
+  size_t looks_ = 0;
+};
+
 }  // namespace
 
 std::string to_text(const Json& json) {
@@ -148,21 +196,17 @@ std::string error_body(int status, std::string_view message, const std::string& 
 }
 
 Json parse_object(const std::string& body) {
-  int depth = 0;
-  const auto watch = [&](int level, Json::parse_event_t event, Json&) {
-    depth = std::max(depth, level);
-    if (depth > kDeepest &&
-        (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start))
-      throw ApiError(400, fmt::format("the JSON is nested deeper than {}", kDeepest));
-    return true;
-  };
   // The library takes a zero byte for the end of the text, whatever follows.
   if (body.find('\0') != std::string::npos) throw ApiError(400, "the body is no JSON: it holds a zero byte");
   Json out;
   try {
-    out = Json::parse(body, watch);
+    BodyLimits().check(body);
+    out = Json::parse(body);
   } catch (const nlohmann::json::exception& e) {
-    throw ApiError(400, fmt::format("the body is no JSON: {}", replace_invalid_utf8(e.what())));
+    std::string_view what = e.what();  // begins with the library's own number, "[json.exception...] "
+    if (const size_t end = what.find("] "); what.starts_with('[') && end != what.npos)
+      what.remove_prefix(end + 2);
+    throw ApiError(400, fmt::format("the body is no JSON: {}", replace_invalid_utf8(what)));
   }
   if (!out.is_object()) throw ApiError(400, "the body must be a JSON object");
   return out;
@@ -215,6 +259,10 @@ ChatRequest chat_request(const Json& request) {
   if (!messages || !messages->is_array() || messages->empty())
     refuse("messages", "a list of messages is needed");
   out.messages = client_error("messages", [&] { return messages_from_json(*messages); });
+  BodyLimits limits;  // arguments are JSON in a text, which the template parses
+  for (const ChatMessage& message : out.messages) {
+    for (const ChatToolCall& call : message.tool_calls) limits.check(call.arguments);
+  }
   out.options = client_error("tools", [&] { return chat_options_from_json(request); });
   return out;
 }

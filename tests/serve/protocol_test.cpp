@@ -64,9 +64,37 @@ TEST(Protocol, NamesTheKeyThatIsWrong) {
 TEST(Protocol, RefusesBodiesThatAreNoObject) {
   for (const std::string body : {"", "[]", "{", "nul", "\xff\xfe", "{\"a\": 1} x"})
     EXPECT_EQ(status_of([&] { parse_object(body); }, ""), 400) << body;
+  EXPECT_EQ(status_of([] { parse_object("{"); }, "the body is no JSON: parse error"), 400);
   EXPECT_EQ(status_of([&] { parse_object(std::string("{}\0x", 4)); }, "zero byte"), 400);
   const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
   EXPECT_EQ(status_of([&] { parse_object(deep); }, "nested"), 400);
+}
+
+// An object's keys are looked through for every new one: many of them would take quadratic time.
+TEST(Protocol, RefusesObjectsOfTooManyKeys) {
+  const auto object = [](int keys) {
+    std::string out;
+    for (int i = 0; i < keys; ++i) {
+      out += i > 0 ? ",\"" : "{\"";
+      out += std::to_string(i);
+      out += "\":{\"a\":1}";
+    }
+    return out + "}";
+  };
+  EXPECT_EQ(parse_object(object(4096)).size(), 4096u);
+  EXPECT_EQ(status_of([&] { parse_object(object(4097)); }, "4096 keys"), 400);
+  EXPECT_EQ(status_of([&] { parse_object(object(400000)); }, "4096 keys"), 400);
+  EXPECT_EQ(status_of([&] { parse_object("{\"a\":[{\"b\":" + object(4097) + "}]}"); }, "4096 keys"), 400);
+  Json chat = {{"messages", {{{"role", "assistant"}, {"content", ""}}}}};
+  chat["messages"][0]["tool_calls"] = {
+      {{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", object(5000)}}}}};
+  EXPECT_EQ(status_of([&] { chat_request(chat); }, "4096 keys"), 400);
+  std::string list = object(4096);
+  for (int i = 0; i < 20; ++i) list += "," + object(4096);
+  EXPECT_EQ(status_of([&] { parse_object("{\"a\":[" + list + "]}"); }, "many large objects"), 400);
+  std::string small = "{\"a\":[{}";  // many small ones are no matter
+  for (int i = 0; i < 200000; ++i) small += ",{}";
+  EXPECT_EQ(parse_object(small + "]}")["a"].size(), 200001u);
 }
 
 // Whatever the pieces, the text before the first stop string comes out, and no part of one.
