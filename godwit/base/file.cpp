@@ -1,6 +1,7 @@
 #include "godwit/base/file.h"
 
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,6 +27,9 @@ std::string read_file(const std::string& path) {
   struct stat info {};
   check(fstat(fileno(file.get()), &info) == 0, "{}: cannot stat: {}", path, std::strerror(errno));
   check(!S_ISDIR(info.st_mode), "{}: is a directory, expected a file", path);
+  // A terminal's input ends; /dev/zero does not.
+  check(!S_ISCHR(info.st_mode) || isatty(fileno(file.get())) != 0 || info.st_rdev == makedev(1, 3),
+        "{}: is a device, expected a file", path);
   std::string bytes(S_ISREG(info.st_mode) ? static_cast<size_t>(info.st_size) : 0, '\0');
   bytes.resize(std::fread(bytes.data(), 1, bytes.size(), file.get()));
   // A pipe has no size, and a file may have grown since.
@@ -33,6 +37,15 @@ std::string read_file(const std::string& path) {
   while (const size_t n = std::fread(more, 1, sizeof more, file.get())) bytes.append(more, n);
   check(std::ferror(file.get()) == 0, "{}: read failed: {}", path, std::strerror(errno));
   return bytes;
+}
+
+std::string read_regular_file(const std::string& path) {
+  struct stat info {};
+  const int found = stat(path.c_str(), &info);
+  check(found == 0, "{}: cannot open: {}", path, std::strerror(errno));
+  check(!S_ISDIR(info.st_mode), "{}: is a directory, expected a file", path);
+  check(S_ISREG(info.st_mode), "{}: is no regular file", path);
+  return read_file(path);
 }
 
 void write_file(const std::string& path, std::string_view bytes) {

@@ -86,12 +86,26 @@ Lock lock_directory(const fs::path& path, int* fd) {
   return Lock::kTaken;
 }
 
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Whether `name` is of temporary_beside's making: another name that merely begins so is somebody's own.
+bool is_temporary(std::string_view name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  const size_t dash = name.find('-');
+  return dash != std::string_view::npos && is_number(name.substr(0, dash)) &&
+         is_number(name.substr(dash + 1));
+}
+
 std::vector<fs::path> temporaries_of(const fs::path& path) {
   const std::string prefix = path.filename().string() + kTemporary;
   std::vector<fs::path> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(parent_of(path), error))
-    if (entry.path().filename().string().starts_with(prefix)) found.push_back(entry.path());
+    if (is_temporary(entry.path().filename().string(), prefix) && !entry.is_symlink())
+      found.push_back(entry.path());
   return found;
 }
 
@@ -254,6 +268,15 @@ void AtomicDirectory::commit() {
     fail("cannot rename {} to {}: {}", temporary_.string(), path_.string(), reason(errno));
   }
   temporary_.clear();
+}
+
+DirectoryLock::DirectoryLock(const fs::path& directory) {
+  const Lock lock = lock_directory(directory, &descriptor_);
+  check(lock != Lock::kTaken, "{}: another process is at work in this directory", directory.string());
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void remove_temporaries(const fs::path& path) {

@@ -108,6 +108,19 @@ class AtomicDirectory {
   Existing existing_;
 };
 
+// One process at a time in a directory, as long as it lives; on a file system without locks it holds nothing.
+// Throws Error where another has it.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const fs::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
 // Removes what interrupted writers of `path` have left beside it (NAME.tmp-<pid>-<n>). Not while one may be
 // at work.
 void remove_temporaries(const fs::path& path);

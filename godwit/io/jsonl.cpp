@@ -29,7 +29,7 @@ std::string json_text(const nlohmann::json& object, std::string_view key, std::s
 }
 
 nlohmann::json read_json(const fs::path& path) {
-  const std::string text = read_file(path);
+  const std::string text = read_regular_file(path);
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {

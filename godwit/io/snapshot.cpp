@@ -93,6 +93,7 @@ std::vector<ListedFile> read_list(const fs::path& snapshot) {
   } catch (const nlohmann::json::exception& error) {
     fail("{}: not a list of files: {}", path.string(), error.what());
   }
+  check(!files.empty(), "{}: it lists no file", path.string());
   return files;
 }
 

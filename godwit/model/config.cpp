@@ -54,7 +54,10 @@ class Reader {
     if (!has(key)) return fallback;
     check(object_.at(key).is_number(), "{}: '{}' must be a number, got {}", where_, key,
           object_.at(key).dump());
-    return object_.at(key).get<double>();
+    const double value = object_.at(key).get<double>();
+    check(std::abs(value) <= std::numeric_limits<float>::max(), "{}: '{}' is {}, more than a float holds",
+          where_, key, object_.at(key).dump());
+    return value;
   }
   double not_negative_number(const char* key, double fallback) const {
     const double value = number(key, fallback);

@@ -50,6 +50,9 @@ void refuse_other_quantisations(const json& root, const std::string& where) {
       expect(weights, here, "num_bits", 4);
       expect(weights, here, "type", "float");
       expect(weights, here, "group_size", 32);
+      expect_if_there(weights, here,
+                      {{"symmetric", true}, {"strategy", "group"}, {"scale_dtype", "torch.uint8"}});
+      expect_if_there(group, here, {{"format", "mxfp4-pack-quantized"}});
     }
   }
 }
@@ -66,6 +69,10 @@ void refuse_other_rotations(const json& text, const std::string& where) {
     const bool plain = std::string(key) == "rope_parameters" || !value_of(found, "rope_type").is_null() ||
                        !value_of(found, "type").is_null();
     check(plain, "{}: '{}' is {}, and positions are not scaled here", where, key, found.dump());
+    expect_if_there(found, where + ": " + key, {{"factor", 1}, {"partial_rotary_factor", 1}});
+    for (const auto& [name, value] : found.items())
+      check(!value.is_object(), "{}: '{}' differs by layers ({}), and there is one rotation", where, key,
+            name);
   }
 }
 
@@ -77,9 +84,11 @@ void refuse_other_layers(const json& text, const std::string& where) {
                    {"attention_bias", false},
                    {"mlp_bias", false},
                    {"attention_dropout", 0},
-                   {"use_sliding_window", false}});
-  for (const char* key :
-       {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"}) {
+                   {"use_sliding_window", false},
+                   {"partial_rotary_factor", 1},
+                   {"rope_interleave", true}});
+  for (const char* key : {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+                          "logits_soft_cap", "swiglu_limit"}) {
     const json found = value_of(text, key);
     check(found.is_null(), "{}: '{}' is {}, and no layer here has one", where, key, found.dump());
   }
@@ -113,7 +122,11 @@ void refuse_other_models(const json& root, const std::string& where) {
   const json& text = text_of(root);
   const bool nested = &text != &root;
   const std::string here = nested ? where + ": text_config" : where;
-  if (nested) expect_if_there(text, here, {{"model_type", "kimi_linear"}});
+  if (nested) {
+    expect_if_there(text, here, {{"model_type", "kimi_linear"}});
+    refuse_other_layers(root, where);
+    refuse_other_rotations(root, where);
+  }
   refuse_other_layers(text, here);
   refuse_other_rotations(text, here);
   refuse_other_towers(value_of(root, "vision_config"), where + ": vision_config");
@@ -150,6 +163,8 @@ void refuse_contradictions(const json& root, const ModelConfig& config, const st
   }
   if (config.moe.experts > 0) {
     same("norm_topk_prob", config.moe.renormalize, "moe_renormalize");
+    same("n_routed_experts", config.moe.experts, "num_experts");
+    same("n_group", config.moe.groups, "num_expert_group");
     same("num_experts_per_tok", config.moe.experts_per_token, "num_experts_per_token");
     check(config.moe.groups == 1 || value_of(text, "use_grouped_topk") != json(false),
           "{}: 'use_grouped_topk' is false, and num_expert_group is {}", here, config.moe.groups);

@@ -38,7 +38,7 @@ const SpecialNames& k3_special_names() {
 SpecialNames read_special_names(const std::string& path, int32_t ranks) {
   nlohmann::json config;
   try {
-    config = nlohmann::json::parse(read_file(path));
+    config = nlohmann::json::parse(read_regular_file(path));
   } catch (const nlohmann::json::exception& error) {
     fail("{}: invalid JSON: {}", path, error.what());
   }
@@ -95,7 +95,7 @@ Tokenizer Tokenizer::from_ranks(std::vector<std::string> tokens) {
 Tokenizer Tokenizer::load(const std::string& path) {
   const bool is_directory = fs::is_directory(path);
   const std::string rank_file = is_directory ? (fs::path(path) / kRankFile).string() : path;
-  std::vector<std::string> tokens = parse_ranks(read_file(rank_file), rank_file);
+  std::vector<std::string> tokens = parse_ranks(read_regular_file(rank_file), rank_file);
   const std::string config_file = (fs::path(path) / kConfigFile).string();
   if (!is_directory || !fs::exists(config_file)) return from_ranks(std::move(tokens));
   const SpecialNames names = read_special_names(config_file, static_cast<int32_t>(tokens.size()));

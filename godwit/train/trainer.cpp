@@ -112,6 +112,7 @@ class Run {
   std::vector<StagePlan> plan_;
   ModelWeights weights_;
   TrainStep step_;
+  std::optional<io::DirectoryLock> lock_;  // rank 0's, of the run directory
   MetricsWriter metrics_;
   RunSummary summary_;
   RunPosition at_;
@@ -137,13 +138,14 @@ void Run::prepare_directory() {
     const bool used = fs::exists(out_ / "metrics.jsonl") || fs::exists(out_ / "checkpoints");
     check(options_.resume || !used,
           "{} holds a run already: --resume goes on with it, another `out` starts anew", out_.string());
+    io::make_directories(out_);
+    lock_.emplace(out_);
     if (options_.resume && load_checkpoint()) {
       log_info("resuming at step {} (stage {}, step {} of it)", at_.steps, stage().name, at_.stage_step);
     } else if (options_.resume) {
       log_info("no checkpoint in {}: starting from the beginning", out_.string());
       metrics_.truncate_after(0);
     }
-    io::make_directories(out_);
     for (const char* name : {"recipe.toml", "model"}) io::remove_temporaries(out_ / name);
     io::write_file_atomic(out_ / "recipe.toml", to_toml(recipe_));
   }
@@ -474,6 +476,19 @@ RunSummary Run::run() {
   return summary_;
 }
 
+// Before anything is summed: ranks with different recipes would train on, each its own way.
+void check_same_on_all_ranks(const Recipe& recipe, dist::Group& group) {
+  if (group.size() == 1) return;
+  const Recipe root = parse_recipe(group.broadcast(to_toml(recipe)), "rank 0's recipe");
+  std::string changed;
+  for (const RecipeChange& change : recipe_changes(root, recipe))
+    if (!change.honoured) changed += (changed.empty() ? "" : "; ") + change.text();
+  std::optional<std::string> fault;
+  if (!changed.empty())
+    fault = fmt::format("rank {} has another recipe than rank 0: {}", group.rank(), changed);
+  if (const auto first = group.first(fault)) fail("{}", *first);
+}
+
 }  // namespace
 
 RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
@@ -485,6 +500,7 @@ RunSummary run_training(const Recipe& recipe, const RunOptions& options) {
   dist::Group alone;
   dist::Group& group = options.group != nullptr ? *options.group : alone;
   try {
+    check_same_on_all_ranks(recipe, group);
     auto setting_up = std::make_unique<dist::Group::Busy>(group);
     Run run(recipe, options, group);
     setting_up.reset();

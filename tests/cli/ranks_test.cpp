@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -135,6 +136,27 @@ TEST(Ranks, AnErrorOfOneEndsAll) {
   EXPECT_NE(zero.err.find("holds a run already"), std::string::npos) << zero.err;
   EXPECT_NE(one.err.find("rank 0 (host "), std::string::npos) << one.err;
   EXPECT_NE(one.err.find("holds a run already"), std::string::npos) << one.err;
+}
+
+TEST(Ranks, AnotherRecipeOnOneEndsAll) {
+  for (const char* other : {"optimizer.muon_lr=0.1", "seed=9", "stage.0.batch_tokens=2048"}) {
+    const testing::ScratchDir scratch;
+    const int port = test::free_port();
+    Job job;
+    for (int rank = 0; rank < 2; ++rank) {
+      std::vector<std::string> set = kRecipe;
+      if (rank == 1) set.emplace_back(other);
+      job.push_back(std::make_unique<Process>(test::train_arguments(scratch / "run", set), "",
+                                              test::rank_variables(rank, 2, port)));
+    }
+    const std::string key(other, std::strchr(other, '='));
+    for (auto& process : job) {
+      const auto o = process->wait_for(60);
+      ASSERT_TRUE(o.has_value()) << other;
+      EXPECT_EQ(o->code, 1) << o->err;
+      EXPECT_NE(o->err.find("rank 1 has another recipe than rank 0: " + key), std::string::npos) << o->err;
+    }
+  }
 }
 
 TEST(Ranks, SigtermToOneSavesAndEndsAllWithZero) {

@@ -226,6 +226,23 @@ TEST(Resume, AChangedRecipeIsNamedAndRefusedWhereItCannotBeHonoured) {
     EXPECT_NE(honoured.err.find(part), std::string::npos) << part << " is not in: " << honoured.err;
 }
 
+// Two trainers would write one metrics file.
+TEST(Resume, NotWhileTheRunGoesOn) {
+  const testing::ScratchDir scratch;
+  const fs::path out = scratch / "run";
+  Process first(train_arguments(out, recipe(/*steps=*/100000)));
+  while (!fs::exists(out / "metrics.jsonl") || fs::file_size(out / "metrics.jsonl") == 0) {
+    ASSERT_TRUE(first.running()) << first.wait().err;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const Outcome second = test::run(train_arguments(out, recipe(/*steps=*/100000), /*resume=*/true));
+  EXPECT_EQ(second.code, 1);
+  EXPECT_NE(second.err.find("another process is at work in this directory"), std::string::npos) << second.err;
+  EXPECT_TRUE(first.running());
+  first.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 0);
+}
+
 // A gate that has not been passed stays in the way.
 TEST(Resume, AFailedGateFailsAgain) {
   const testing::ScratchDir scratch;

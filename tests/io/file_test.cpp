@@ -215,17 +215,29 @@ TEST(AtomicDirectory, RemovesWhatKilledWritersLeft) {
   leave_behind(dir / "d");
   leave_behind(dir / "other");
   EXPECT_EQ(dir.entries(), 2);
-  fs::create_directory(dir / "d.tmp-file");  // looks like one, and nobody holds it
   put_file(dir / "d.tmp-1-2", "a file of that name is left alone");
+  for (const char* name : {"d.tmp-backup", "d.tmp-1-2-3", "d.tmp-1", "d.tmp-1-x", "d.tmp--1"})
+    fs::create_directory(dir / name);  // somebody's own
+  fs::create_directory(dir / "mine");
+  fs::create_directory_symlink("mine", dir / "d.tmp-3-4");
   {
     const AtomicDirectory living(dir / "d");
     AtomicDirectory made(dir / "d");  // a second writer takes only what is dead
     EXPECT_TRUE(fs::is_directory(living.temporary()));
-    EXPECT_EQ(dir.entries(), 4);  // two at work, other's remains, the file
+    EXPECT_EQ(dir.entries(), 11);  // two at work, other's remains, the file, five and two of somebody's own
     made.commit();
   }
-  EXPECT_EQ(dir.entries(), 3);
+  EXPECT_EQ(dir.entries(), 10);
   EXPECT_TRUE(fs::is_directory(dir / "d"));
+}
+
+TEST(DirectoryLock, OneAtATime) {
+  const ScratchDir dir;
+  {
+    const DirectoryLock first(dir.path());
+    expect_error([&] { DirectoryLock{dir.path()}; }, {dir.path().string(), "another process is at work"});
+  }
+  EXPECT_NO_THROW(DirectoryLock{dir.path()});
 }
 
 TEST(AtomicDirectory, RefusesALinkAtTheStart) {

@@ -162,6 +162,10 @@ TEST(Config, OtherQuantisationsAreRefused) {
   refuses("/config_groups/group_0/weights/group_size", 16, "'group_size' is 16, and only 32");
   refuses("/config_groups/group_0/weights/type", "int", "'type' is \"int\"");
   refuses("/config_groups/group_0/weights/num_bits", 8, "'num_bits' is 8");
+  refuses("/config_groups/group_0/weights/symmetric", false, "'symmetric' is false");
+  refuses("/config_groups/group_0/weights/strategy", "channel", "'strategy' is \"channel\"");
+  refuses("/config_groups/group_0/weights/scale_dtype", "torch.float8_e4m3fn", "'scale_dtype' is");
+  refuses("/config_groups/group_0/format", "nvfp4-pack-quantized", "'format' is \"nvfp4-pack-quantized\"");
 }
 
 // A key that is known to mean other mathematics is not passed over.
@@ -186,6 +190,16 @@ TEST(Config, OtherMathematicsIsRefused) {
           "rope_scaling: 'type' is \"yarn\", and only \"default\" is known");
   refuses("/text_config/rope_scaling", {{"factor", 4.0}}, "positions are not scaled here");
   refuses("/text_config/rope_parameters", {{"rope_type", "llama3"}}, "'rope_type' is \"llama3\"");
+  refuses("/text_config/rope_parameters", {{"factor", 4}}, "'factor' is 4, and only 1 is known");
+  refuses("/text_config/rope_parameters", {{"full_attention", {{"rope_type", "yarn"}}}}, "differs by layers");
+  refuses("/text_config/partial_rotary_factor", 0.5, "'partial_rotary_factor' is 0.5");
+  refuses("/text_config/rope_interleave", false, "'rope_interleave' is false");
+  refuses("/text_config/swiglu_limit", 7.0, "'swiglu_limit' is 7.0");
+  refuses("/text_config/n_group", 4, "'n_group' is 4, and num_expert_group makes it");
+  refuses("/text_config/n_routed_experts", 99, "'n_routed_experts' is 99");
+  refuses("/topk_method", "greedy", "config.json: 'topk_method' is \"greedy\"");
+  refuses("/rope_scaling", {{"type", "yarn"}}, "'type' is \"yarn\"");
+  refuses("/text_config/routed_scaling_factor", 1e39, "more than a float holds");
   refuses("/text_config/rope_scaling", 8, "'rope_scaling' must be an object");
   refuses("/text_config/linear_attn_config/allow_neg_eigval", true, "'allow_neg_eigval' is true");
   refuses("/text_config/qk_head_dim", 13,
