@@ -362,7 +362,8 @@ struct HttpServer::Impl {
   }
 
   // Writes the answer as it comes. False when the client has gone.
-  asio::awaitable<bool> pump(Stream& stream, const std::shared_ptr<Reply>& reply) {
+  asio::awaitable<bool> pump(Stream& stream, beast::flat_buffer& buffer,
+                             const std::shared_ptr<Reply>& reply) {
     using namespace asio::experimental::awaitable_operators;
     bool watch = true, late = false, wrote = false;
     for (;;) {
@@ -390,7 +391,12 @@ struct HttpServer::Impl {
                     stream.socket().async_wait(tcp::socket::wait_read, asio::redirect_error(kAwait, ec)));
       if (woke.index() == 1) {
         if (ec || closed_by_peer(stream.socket())) break;
-        watch = false;  // the next request is there already
+        // The next request, or a part of it: kept, so that the end behind it is seen too.
+        const size_t room = std::min<size_t>(buffer.max_size() - buffer.size(), 4096);
+        watch = room > 0;
+        if (!watch) continue;
+        buffer.commit(stream.socket().read_some(buffer.prepare(room), ec));
+        if (ec) break;
       }
     }
     reply->leave();
@@ -424,7 +430,7 @@ struct HttpServer::Impl {
           log_warn("http: a handler failed: {}", e.what());
         }
       });
-      if (!co_await pump(stream, reply) || !reply->keeps_alive()) break;
+      if (!co_await pump(stream, buffer, reply) || !reply->keeps_alive()) break;
     }
     stream.socket().shutdown(tcp::socket::shutdown_both, ec);
   }

@@ -210,6 +210,26 @@ TEST(Http, WhatTheParserThrowsEndsItsConnectionAlone) {
   EXPECT_TRUE(server.quiet());
 }
 
+TEST(Http, WhoLeavesAfterMoreThanARequestIsNoticed) {
+  std::atomic<bool> taken = false, gone = false;
+  std::shared_ptr<HttpReply> kept;
+  Server server({}, [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+    reply->on_gone([&] { gone = true; });
+    kept = std::move(reply);
+    taken = true;
+  });
+  Client client(server.port());
+  client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+  for (int i = 0; i < 500 && !taken; ++i) std::this_thread::sleep_for(milliseconds(10));
+  client.send("\r\n");
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_FALSE(gone);
+  client.close();
+  EXPECT_TRUE(server.quiet());
+  EXPECT_TRUE(gone);
+  kept.reset();
+}
+
 TEST(Http, RequestsThatArriveTogetherAreAnsweredInOrder) {
   Server server({}, echo);
   Client client(server.port());
