@@ -168,14 +168,19 @@ def conversation(b, server, address):
     check("of context" in b.js("document.getElementById('status').textContent"), "the context used is shown")
     first = b.js(f"{LAST}.querySelector('.text').textContent")
 
-    # Stop: by the button and by Escape; the server's sequence ends.
+    # Stop: by the button and by Escape; the server's sequence ends. The page itself stops at the answer's first pieces: a quick server would have
+    # come to the end of its context before word of them had gone out of the browser and back.
     settings(b, max_tokens=3000)
+    stop = {"button": "document.getElementById('stop').click()",
+            "Escape": "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true, cancelable: true}))"}
     for how in ("button", "Escape"):
         for _ in range(20):  # random weights may end the answer before it is stopped
+            messages = b.js("document.querySelectorAll('.message').length")
+            b.js(f"window.stopper = new MutationObserver(() => {{ if (document.querySelectorAll('.message').length === {messages} + 2 && {TEXT}.length > 20) {{"
+                 f" stopper.disconnect(); {stop[how]}; }} }}); stopper.observe(document.getElementById('log'), {{childList: true, subtree: true, characterData: true}})")
             say(b, "Go on")
-            b.wait(f"{TEXT}.length > 20 || ({IDLE} && {LAST}.querySelector('.meta'))", "the answer begins")
-            b.js("document.getElementById('stop').click()") if how == "button" else b.key("Escape")
             b.wait(f"{IDLE} && {LAST}.querySelector('.meta')", "the answer ends")
+            b.js("stopper.disconnect()")
             if b.js(f"{LAST}.textContent.includes('stopped')"):
                 break
         check(b.js(f"{LAST}.textContent.includes('stopped')"), f"{how} stops")
