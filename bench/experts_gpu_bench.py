@@ -6,26 +6,13 @@ K3 widths: 3584 -> 2 x 3072 -> 3584, 112 experts, 16 a token. "products" are the
 profiler; the peer's are two calls of torch._grouped_mm alone, on rows sorted beforehand, without the GLU. "whole" is everything from z to u.
 """
 import argparse
-import statistics
 
 import torch
 
+from gpu_timing import median_ms
+
 L, I, E, K = 3584, 3072, 112, 16
 PEAK = 989
-
-
-def median_ms(f, repeat=15, warm=3):
-    for _ in range(warm):
-        f()
-    times = []
-    for _ in range(repeat):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
-    return statistics.median(times)
 
 
 def kernel_ms(f, names, repeat=10):

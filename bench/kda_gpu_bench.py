@@ -8,28 +8,15 @@ of each (0: all), and --warm-fla compiles each in a process of its own beforehan
 """
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 
 import torch
 
+from gpu_timing import median_ms
+
 BOUND = -5.0
 NAMES = ("q", "k", "v", "z", "A_log", "dt_bias", "b", "state")
-
-
-def median_ms(f, repeat=20, warm=3):
-    for _ in range(warm):
-        f()
-    times = []
-    for _ in range(repeat):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
-    return statistics.median(times)
 
 
 def inputs(lengths, H, seed=0, logits=-2.0):
@@ -214,8 +201,8 @@ def conv_rows(copy):
     T, C = 8192, 3 * 96 * 128
     new = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     x, dy, w, cu = new(T, C), new(T, C), torch.randn(C, 4, device="cuda"), torch.tensor([0, T])
-    yield [f"forward, T {T}, C {C}", median_ms(lambda: torch.ops.godwit.short_conv_fwd(x, w, None, cu)), 2 * T * C * 2 / copy * 1e3, None]
-    yield [f"backward, T {T}, C {C}", median_ms(lambda: torch.ops.godwit.short_conv_bwd(dy, None, x, w, None, cu)), 3 * T * C * 2 / copy * 1e3, None]
+    yield [f"forward, T {T}, C {C}", median_ms(lambda: torch.ops.godwit.short_conv_fwd(x, w, None, cu), 20), 2 * T * C * 2 / copy * 1e3, None]
+    yield [f"backward, T {T}, C {C}", median_ms(lambda: torch.ops.godwit.short_conv_bwd(dy, None, x, w, None, cu), 20), 3 * T * C * 2 / copy * 1e3, None]
 
 
 def copy_bandwidth():

@@ -12,7 +12,8 @@ import os
 import torch
 import torch.nn.functional as F
 
-from kda_gpu_bench import median_ms, quick_tuning
+from gpu_timing import median_ms
+from kda_gpu_bench import quick_tuning
 
 ops = torch.ops.godwit
 
@@ -160,8 +161,8 @@ def main():
                         ("GLU and norms, bf16", pointwise_rows), ("Loss", loss_rows), ("Muon", muon_rows)):
         lines += [f"## {title}", "", "| work | ms | floor | share of floor | peer | ms | ratio |", "|---|---|---|---|---|---|---|"]
         for name, ours, size, peer, peer_name in rows():
-            mine, floor = median_ms(ours), size / copy
-            other = median_ms(peer) if peer else None
+            mine, floor = median_ms(ours, 20), size / copy
+            other = median_ms(peer, 20) if peer else None
             lines.append(f"| {name} | {mine:.4f} | " + (f"{floor:.4f} | {floor / mine:.2f} | " if size else "- | - | ") +
                          (f"{peer_name} | {other:.3f} | {other / mine:.2f} |" if peer else "- | - | - |"))
             print(lines[-1], flush=True)

@@ -9,25 +9,12 @@ of a product of 8,192 cubed, both measured in the same run.
 """
 import argparse
 import os
-import statistics
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-
-def median_ms(f, repeat=15, warm=3):
-    for _ in range(warm):
-        f()
-    times = []
-    for _ in range(repeat):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
-    return statistics.median(times)
+from gpu_timing import median_ms
 
 
 def kernels_of(f):

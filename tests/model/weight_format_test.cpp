@@ -79,7 +79,9 @@ TEST(WeightFormat, LoadingPacksWhatPackingPacks) {
       if (!info.is_matrix) return;
       const Tensor scale = as_matrix(info, value).scale;
       EXPECT_EQ(scale.defined(), format.packs(info)) << info.name;
-      if (scale.defined()) EXPECT_TRUE(test::bit_equal(scale, expected[next])) << info.name;
+      if (scale.defined()) {
+        EXPECT_TRUE(test::bit_equal(scale, expected[next])) << info.name;
+      }
       ++next;
     });
   }

@@ -303,7 +303,8 @@ TEST(TurnGrammar, TurnsAreWellFormedAndHoldWhatTheyMust) {
   std::mt19937_64 random(11);
   int with_calls = 0, with_text = 0;
   for (int i = 0; i < 400; ++i) {
-    TurnFormat format{.thinking = i % 2 == 0};
+    TurnFormat format;
+    format.thinking = i % 2 == 0;
     format.response = static_cast<ResponseForm>(i / 2 % 3);
     if (format.response == ResponseForm::kJsonSchema) format.schema = schema;
     format.tool_use = static_cast<ToolUse>(i / 6 % 3);
