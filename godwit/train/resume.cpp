@@ -27,7 +27,9 @@ bool is_honoured(std::string_view key) {
   constexpr std::string_view kBegins[] = {"checkpoint.", "eval.", "balance.alarm_", "dist."};
   return std::ranges::find(kWhole, key) != std::end(kWhole) ||
          std::ranges::any_of(kBegins, [&](std::string_view begin) { return key.starts_with(begin); }) ||
-         (key.starts_with("stage.") && key.ends_with(".gate"));
+         (key.starts_with("stage.") && key.ends_with(".gate")) ||
+         (key.starts_with("data.") &&
+          (key.ends_with(".path") || key.ends_with(".name")));  // Run compares what lies there
 }
 
 }  // namespace

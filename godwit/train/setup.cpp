@@ -93,8 +93,13 @@ RunData open_data(const Recipe& recipe) {
 ModelConfig resolve_model(const Recipe& recipe, const RunData& data) {
   const std::string& source = recipe.model.name.empty() ? recipe.init : recipe.model.name;
   json root = load_model_json(source);
-  merge(root, placed(root, json::parse(recipe.model.override_json)));
+  const json overrides = json::parse(recipe.model.override_json);
+  merge(root, placed(root, overrides));
   if (recipe.init.empty()) {
+    check(!overrides.contains("vocab_size") || overrides["vocab_size"] == data.vocab_size,
+          "model.override.vocab_size is {}, but the data's tokenizer has {} ids: a new model takes its "
+          "vocabulary from the data",
+          overrides.value("vocab_size", json()).dump(), data.vocab_size);
     json& text = root.contains("text_config") ? root["text_config"] : root;
     const int64_t ranks = data.vocab_size - kSpecials;
     text["vocab_size"] = data.vocab_size;

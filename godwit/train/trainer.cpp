@@ -188,11 +188,25 @@ void Run::check_same_recipe(const Recipe& saved) {
     log_info("{}: the recipe differs from the checkpoint's in {}", out_.string(), honoured);
 }
 
+std::vector<std::string> fingerprints(
+    const std::vector<std::shared_ptr<const data::TokenDataset>>& datasets) {
+  std::vector<std::string> all;
+  for (const auto& dataset : datasets) all.push_back(io::hex64(dataset->fingerprint()));
+  return all;
+}
+
 // The newest checkpoint that verifies, and the metrics up to it. False: there is none.
 bool Run::load_checkpoint() {
   const auto found = load_newest_checkpoint(out_ / "checkpoints");
   if (!found) return false;
   check_same_recipe(parse_recipe(found->meta.at("recipe").get<std::string>(), "the checkpoint's recipe"));
+  const auto saved = found->meta.at("data").get<std::vector<std::string>>();
+  const std::vector<std::string> given = fingerprints(data_.train);
+  for (size_t i = 0; i < given.size(); ++i)
+    check(saved.at(i) == given[i],
+          "{}: --resume: {} does not hold the data that the steps so far were made with (fingerprint {}, was "
+          "{})",
+          out_.string(), recipe_.data[i].path, given[i], saved[i]);
   load_state_strict(
       "checkpoint",
       [&](const StateVisitor& visit) {
@@ -212,7 +226,10 @@ void Run::save() {
   at_.elapsed_s = elapsed();
   const ModelConfig config = stage_config(config_, stage());
   const Checkpoint c{.step = at_.steps,
-                     .meta = {{"recipe", to_toml(recipe_)}, {"config", to_json(config)}, {"position", at_}},
+                     .meta = {{"recipe", to_toml(recipe_)},
+                              {"data", fingerprints(data_.train)},
+                              {"config", to_json(config)},
+                              {"position", at_}},
                      .tensors = state()};
   metrics_.flush();
   save_checkpoint(out_ / "checkpoints", c, recipe_.checkpoint.keep);

@@ -40,6 +40,8 @@ TEST(Setup, ImpossibleOverridesAreSaidToBeTheRecipes) {
   EXPECT_THAT(
       error_of({"model.override.hidden_size=-64"}),
       HasSubstr("nano with the recipe's model.override: text_config: 'hidden_size' must be positive"));
+  EXPECT_THAT(error_of({"model.override.vocab_size=4096"}),
+              HasSubstr("model.override.vocab_size is 4096, but the data's tokenizer has"));
 }
 
 }  // namespace

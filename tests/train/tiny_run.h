@@ -24,9 +24,10 @@ namespace fs = std::filesystem;
 inline constexpr int kRanks = 64;  // the test's tokenizer maps a byte to byte % 64
 
 // Text with an obvious rule, so that a few steps learn something, packed into root/data.
-inline void pack_tiny_data(const fs::path& root) {
+inline void pack_tiny_data(const fs::path& root, int documents = 40) {
+  fs::create_directories(root);
   std::ofstream text(root / "text.txt");
-  for (int document = 0; document < 40; ++document) {
+  for (int document = 0; document < documents; ++document) {
     for (int i = 0; i < 60; ++i) text << "abcdefgh"[(document + i) % 8] << (i % 3 == 0 ? "-" : "+");
     text << "\n\f\n";
   }

@@ -18,7 +18,9 @@ namespace godwit {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 using Trainer = test::TinyRun;
 
@@ -39,6 +41,19 @@ TEST_F(Trainer, LearnsThroughTwoStagesAndLeavesARunDirectory) {
   EXPECT_TRUE(fs::exists(root_ / "run" / "checkpoints" / "step-18" / "state.safetensors"));
   // The written recipe is the resolved one: it loads to an equal recipe.
   EXPECT_EQ(load_recipe((root_ / "run" / "recipe.toml").string()), recipe("run"));
+}
+
+TEST_F(Trainer, ResumesWithMovedDataButNotWithOtherData) {
+  run_training(recipe("moved", {"train.time_limit_s=1e-9"}), {});
+  fs::copy(root_ / "data", root_ / "elsewhere", fs::copy_options::recursive);
+  const std::string path = "data.0.path=" + (root_ / "elsewhere").string();
+  EXPECT_TRUE(run_training(recipe("moved", {path, "train.time_limit_s=1e-9"}), {.resume = true}).steps < 18);
+  fs::remove_all(root_ / "elsewhere");
+  test::pack_tiny_data(root_ / "other", 39);
+  fs::rename(root_ / "other" / "data", root_ / "elsewhere");
+  EXPECT_THAT([&] { run_training(recipe("moved", {path}), {.resume = true}); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("elsewhere"), HasSubstr("does not hold the data"))));
+  EXPECT_TRUE(run_training(recipe("moved"), {.resume = true}).finished);
 }
 
 TEST_F(Trainer, ResumesBitForBit) {
