@@ -150,9 +150,14 @@ void print_fit(const json& fit) {
   write_out("\n");
 }
 
+// A link to nothing counts: it is an error of the directory, not a directory without a configuration.
+bool configured_at(const fs::path& directory) {
+  return fs::exists(fs::symlink_status(directory / "config.json"));
+}
+
 json inspect_model(const fs::path& path) {
   json out = {{"kind", "model"}, {"path", path.string()}};
-  const bool configured = fs::exists(path / "config.json");
+  const bool configured = configured_at(path);
   const ModelConfig config = configured ? load_model_config(path.string()) : ModelConfig{};
   if (configured) out["config"] = config_json(config);
   if (!holds_checkpoint(path)) return out;
@@ -246,7 +251,7 @@ json inspect(const fs::path& path) {
   if (fs::is_directory(path)) {
     if (fs::exists(path / data::kManifestFile)) return inspect_data(path);
     if (fs::exists(path / io::kSnapshotFile)) return inspect_snapshot(path);
-    check(fs::exists(path / "config.json") || holds_checkpoint(path),
+    check(configured_at(path) || holds_checkpoint(path),
           "{}: neither a model nor packed data here (no config.json, safetensors or manifest.json)",
           path.string());
     return inspect_model(path);

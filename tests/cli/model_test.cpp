@@ -41,6 +41,15 @@ TEST(Inspect, ModelDirectory) {
   EXPECT_NE(text.out.find("self_attn.q_conv1d.weight"), std::string::npos);
 }
 
+TEST(Inspect, AConfigurationThatLinksToNothingIsAnError) {
+  const TinyCopy copy;
+  std::filesystem::remove(copy / "config.json");
+  std::filesystem::create_symlink("nowhere.json", copy / "config.json");
+  const Outcome o = run({"inspect", copy.path()});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("config.json"), std::string::npos) << o.err;
+}
+
 at::Tensor logits_of(const std::vector<std::string>& more, const std::string& ids) {
   const testing::ScratchDir dir;
   testing::put_file(dir / "ids.json", ids);
