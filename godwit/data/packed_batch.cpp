@@ -11,7 +11,7 @@ namespace {
 
 // Decodes the frames of an item.
 void append_patches(const TokenDataset& dataset, uint64_t document, const MediaRecord& item,
-                    std::vector<float>& patches) {
+                    std::vector<uint8_t>& pixels) {
   const std::string where = fmt::format("{}: document {}", dataset.path().string(), document);
   io::ImagePlan plan;
   for (uint64_t i = 0; i < item.frames; ++i) {
@@ -20,9 +20,8 @@ void append_patches(const TokenDataset& dataset, uint64_t document, const MediaR
     check(plan.grid_height == item.rows && plan.grid_width == item.columns,
           "{}: a picture of {} x {} patches, packed as {} x {}", where, plan.grid_height, plan.grid_width,
           item.rows, item.columns);
-    const std::vector<float> more =
-        io::image_patches(io::prepare_image_as(image, plan, dataset.processor()), dataset.processor());
-    patches.insert(patches.end(), more.begin(), more.end());
+    io::append_patch_bytes(io::prepare_image_as(image, plan, dataset.processor()), dataset.processor(),
+                           pixels);
   }
 }
 
@@ -48,7 +47,8 @@ void PackedBatch::append(const TokenDataset& dataset, int64_t entry, const Segme
     const uint64_t first = std::max(item.token, segment.begin);
     const uint64_t last = std::min(item.token + item.tokens, segment.begin + segment.length);
     if (first >= last) continue;
-    append_patches(dataset, segment.document, item, patches);
+    if (media.empty()) values = io::pixel_values(dataset.processor());
+    append_patches(dataset, segment.document, item, pixels);
     media.push_back({item.frames, item.rows, item.columns, static_cast<int64_t>(first - item.token),
                      static_cast<int64_t>(last - first)});
   }

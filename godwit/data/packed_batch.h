@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "godwit/data/dataset.h"
+#include "godwit/io/image_processor.h"
 
 namespace godwit::data {
 
@@ -36,7 +37,8 @@ struct PackedBatch {
   std::vector<int64_t> cu_seqlens{0};  // [N + 1], piece n holds the tokens cu_seqlens[n] .. cu_seqlens[n + 1]
   std::vector<Piece> pieces;           // [N]
   std::vector<MediaPiece> media;       // in the order of their placeholders
-  std::vector<float> patches;          // of all of them, [P, 3, p, p]
+  std::vector<uint8_t> pixels;         // of all of them, [P, 3, p, p]
+  io::PixelValues values{};            // what the bytes stand for, where there are some
 
   void append(const TokenDataset& dataset, int64_t entry, const Segment& segment);
 };

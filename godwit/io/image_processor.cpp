@@ -188,27 +188,42 @@ PreparedImage prepare_image_as(const Image& image, const ImagePlan& plan,
   return out;
 }
 
-std::vector<float> image_patches(const PreparedImage& image, const ImageProcessorConfig& config) {
-  std::array<std::array<float, 256>, 3> values;  // x / 255 in fp64, the rest in fp32, as the reference
+PixelValues pixel_values(const ImageProcessorConfig& config) {
+  PixelValues values;
   for (int c = 0; c < 3; ++c) {
     for (int x = 0; x < 256; ++x) {
       const auto unit = static_cast<float>(x / 255.0);
       values[c][x] = (unit - static_cast<float>(config.mean[c])) / static_cast<float>(config.std[c]);
     }
   }
+  return values;
+}
+
+void append_patch_bytes(const PreparedImage& image, const ImageProcessorConfig& config,
+                        std::vector<uint8_t>& out) {
   const int64_t p = config.patch_size, columns = image.plan.grid_width, row = columns * p * 3;
-  std::vector<float> out(image.canvas.size());
-  float* to = out.data();
+  const size_t begin = out.size();
+  out.resize(begin + image.canvas.size());
+  uint8_t* to = out.data() + begin;
   for (int64_t gy = 0; gy < image.plan.grid_height; ++gy) {
     for (int64_t gx = 0; gx < columns; ++gx) {
       for (int c = 0; c < 3; ++c) {
         for (int64_t y = 0; y < p; ++y) {
           const uint8_t* in = &image.canvas[(gy * p + y) * row + gx * p * 3 + c];
-          for (int64_t x = 0; x < p; ++x) *to++ = values[c][in[x * 3]];
+          for (int64_t x = 0; x < p; ++x) *to++ = in[x * 3];
         }
       }
     }
   }
+}
+
+std::vector<float> image_patches(const PreparedImage& image, const ImageProcessorConfig& config) {
+  std::vector<uint8_t> bytes;
+  append_patch_bytes(image, config, bytes);
+  const PixelValues values = pixel_values(config);
+  const size_t plane = static_cast<size_t>(config.patch_size * config.patch_size);
+  std::vector<float> out(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) out[i] = values[i / plane % 3][bytes[i]];
   return out;
 }
 

@@ -66,7 +66,13 @@ PreparedImage prepare_image(const Image& image, const ImageProcessorConfig& conf
 // The same at a given size: the frames of a video share that of the first.
 PreparedImage prepare_image_as(const Image& image, const ImagePlan& plan, const ImageProcessorConfig& config);
 
-// [grid_height * grid_width, 3, p, p] in fp32.
+// What the tower sees of a byte, by channel: x / 255 in fp64, the rest in fp32, as the reference.
+using PixelValues = std::array<std::array<float, 256>, 3>;
+PixelValues pixel_values(const ImageProcessorConfig& config);
+
+// The patches [grid_height * grid_width, 3, p, p]: bytes, to the end of `out`, and their values.
+void append_patch_bytes(const PreparedImage& image, const ImageProcessorConfig& config,
+                        std::vector<uint8_t>& out);
 std::vector<float> image_patches(const PreparedImage& image, const ImageProcessorConfig& config);
 
 }  // namespace godwit::io

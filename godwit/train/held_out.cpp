@@ -10,6 +10,21 @@
 #include "godwit/data/eval_reader.h"
 
 namespace godwit {
+namespace {
+
+// Bytes [P, 3, p p] to their values, [P, 3 p p] on `device`, where they go as bytes.
+at::Tensor patches_on(const data::PackedBatch& batch, int64_t patches, at::Device device) {
+  const at::Tensor bytes = at::from_blob(const_cast<uint8_t*>(batch.pixels.data()),
+                                         {static_cast<int64_t>(batch.pixels.size())}, at::kByte);
+  const at::Tensor values =
+      at::from_blob(const_cast<float*>(batch.values[0].data()), {3 * 256}, at::kFloat).to(device);
+  const at::Tensor channel = 256 * at::arange(3, at::TensorOptions(device).dtype(at::kInt)).unsqueeze(1);
+  const at::Tensor places = bytes.to(device).view({patches, 3, -1}).to(at::kInt) + channel;
+  return values.index_select(0, places.view({-1})).view({patches, -1});
+}
+
+}  // namespace
+
 DeviceBatch to_device(const data::PackedBatch& batch, at::Device device) {
   DeviceBatch out{
       .packed = {.ids = at::tensor(batch.ids).to(device), .cu_seqlens = at::tensor(batch.cu_seqlens)},
@@ -20,10 +35,7 @@ DeviceBatch to_device(const data::PackedBatch& batch, at::Device device) {
     out.pictures.grids.push_back({.frames = piece.frames, .rows = piece.rows, .columns = piece.columns});
     patches += out.pictures.grids.back().patches();
   }
-  const at::Tensor here = at::from_blob(const_cast<float*>(batch.patches.data()),
-                                        {static_cast<int64_t>(batch.patches.size())}, at::kFloat);
-  out.pictures.patches =
-      here.view({patches, -1}).to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  out.pictures.patches = patches_on(batch, patches, device);
   out.media = batch.media;
   return out;
 }

@@ -30,7 +30,8 @@ void append(data::PackedBatch& to, const data::PackedBatch& from) {
   to.targets.insert(to.targets.end(), from.targets.begin(), from.targets.end());
   for (size_t n = 1; n < from.cu_seqlens.size(); ++n) to.cu_seqlens.push_back(from.cu_seqlens[n] + shift);
   to.media.insert(to.media.end(), from.media.begin(), from.media.end());
-  to.patches.insert(to.patches.end(), from.patches.begin(), from.patches.end());
+  to.pixels.insert(to.pixels.end(), from.pixels.begin(), from.pixels.end());
+  if (!from.media.empty()) to.values = from.values;  // the same for all data of a run (train/setup)
 }
 
 // The rank's share of the sequences of one batch, a run of them, `rows` to a micro-batch. The first ranks
@@ -47,12 +48,12 @@ std::vector<data::PackedBatch> micro_batches(const data::PackedLoader& loader, i
   loader.prepare(begin, static_cast<uint64_t>(count));
   for (int64_t i = 0; i < count; i += rows) {
     std::vector<data::PackedBatch> parts;
-    size_t values = 0;
+    size_t bytes = 0;
     for (int64_t n = i; n < std::min(i + rows, count); ++n) {
       parts.push_back(loader.sequence(begin + static_cast<uint64_t>(n)));
-      values += parts.back().patches.size();
+      bytes += parts.back().pixels.size();
     }
-    out.emplace_back().patches.reserve(values);  // tens of megabytes, which should not move as they grow
+    out.emplace_back().pixels.reserve(bytes);  // tens of megabytes, which should not move as they grow
     for (const data::PackedBatch& part : parts) append(out.back(), part);
   }
   loader.prepare(begin + static_cast<uint64_t>(o.batch_sequences), static_cast<uint64_t>(count));

@@ -1,9 +1,11 @@
 // Pictures and text in one run: it learns from the pictures, and goes on bit for bit.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "godwit/base/file.h"
 #include "godwit/data/tokenizer.h"
 #include "godwit/io/animation.h"
+#include "godwit/train/held_out.h"
 #include "tests/support/compare.h"
 #include "tests/train/tiny_run.h"
 
@@ -102,6 +104,24 @@ TEST_F(VisionRun, SaysWhatDoesNotFit) {
   EXPECT_NE(
       error_of(seeing("other", {"model.override.vision_config.patch_size=7"})).find("patches of 14 pixels"),
       std::string::npos);
+}
+
+TEST(ToDevice, BytesBecomeTheProcessorsPatches) {
+  io::Image image{.width = 40, .height = 25, .mode = io::ImageMode::kRgb};
+  for (int i = 0; i < 40 * 25 * 3; ++i) image.pixels.push_back(static_cast<uint8_t>(i * 37));
+  const io::ImageProcessorConfig processor{.mean = {0.5, 0.25, 0.1}, .std = {0.5, 0.3, 0.7}};
+  const io::PreparedImage prepared = io::prepare_image(image, processor);
+  data::PackedBatch batch;
+  batch.ids = batch.targets = {1, 1};
+  batch.cu_seqlens.push_back(2);
+  batch.media = {{1, prepared.plan.grid_height, prepared.plan.grid_width, 0, prepared.plan.tokens}};
+  batch.values = io::pixel_values(processor);
+  io::append_patch_bytes(prepared, processor, batch.pixels);
+  const at::Tensor patches = to_device(batch, at::kCPU).pictures.patches;
+  const std::vector<float> expected = io::image_patches(prepared, processor);
+  ASSERT_EQ(patches.numel(), static_cast<int64_t>(expected.size()));
+  EXPECT_EQ(patches.size(1), 3 * 14 * 14);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), patches.const_data_ptr<float>()));
 }
 
 }  // namespace
