@@ -21,23 +21,22 @@ using at::Tensor;
 constexpr double kTowerEps = 0x1p-23;
 // Patches of one size, on average, from which each size has an attention call of its own.
 constexpr int64_t kLargeRun = 8192;
+// Entries of the matrix from the cells of the position grid to those of all sizes, up to which it is made.
+constexpr int64_t kPositionMatrix = int64_t{1} << 22;
 
-// `count` items of one grid, one after another from patch `begin` on: they are computed together.
+// `count` items of one grid, one after another: they are computed together.
 struct Run {
   VisionGrid grid;
   int64_t count = 0;
-  int64_t begin = 0;
 
   int64_t patches() const { return count * grid.patches(); }
 };
 
 std::vector<Run> runs_of(const std::vector<VisionGrid>& grids) {
   std::vector<Run> runs;
-  int64_t begin = 0;
   for (const VisionGrid& grid : grids) {
-    if (runs.empty() || !(runs.back().grid == grid)) runs.push_back({.grid = grid, .begin = begin});
+    if (runs.empty() || !(runs.back().grid == grid)) runs.push_back({.grid = grid});
     ++runs.back().count;
-    begin += grid.patches();
   }
   return runs;
 }
@@ -84,6 +83,38 @@ Tensor rows_in_order(const Tensor& x, const std::vector<int64_t>& order) {
   return order.empty() ? x : x.index_select(0, at::tensor(order, at::kLong).to(x.device()));
 }
 
+// Sizes of frames, each once. A batch has a few: their tables are made on the CPU and moved together, as a
+// few moves and small products for each size would cost a small tower as much as a block.
+struct FrameSizes {
+  std::vector<VisionGrid> grids;
+  std::vector<int64_t> begin{0};  // of their cells in the tables
+
+  int64_t cells() const { return begin.back(); }
+  size_t find(const VisionGrid& grid) const {
+    return std::ranges::find_if(
+               grids, [&](const VisionGrid& g) { return g.rows == grid.rows && g.columns == grid.columns; }) -
+           grids.begin();
+  }
+};
+
+FrameSizes frame_sizes(const std::vector<Run>& runs) {
+  FrameSizes sizes;
+  for (const Run& run : runs) {
+    if (sizes.find(run.grid) < sizes.grids.size()) continue;
+    sizes.grids.push_back({.frames = 1, .rows = run.grid.rows, .columns = run.grid.columns});
+    sizes.begin.push_back(sizes.begin.back() + run.grid.in_frame());
+  }
+  return sizes;
+}
+
+// Runs' rows of x, whose gradients are put together in one piece.
+std::vector<Tensor> by_run(const Tensor& x, const std::vector<Run>& runs) {
+  if (runs.size() == 1) return {x};
+  std::vector<int64_t> sizes;
+  for (const Run& run : runs) sizes.push_back(run.patches());
+  return x.split_with_sizes(sizes);
+}
+
 Tensor joined(std::vector<Tensor> parts) {
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
@@ -91,7 +122,8 @@ Tensor joined(std::vector<Tensor> parts) {
 class Tower {
  public:
   Tower(const VisionConfig& config, const VisionWeights& weights, const std::vector<VisionGrid>& grids)
-      : v_(config), w_(weights), runs_(runs_of(grids)) {
+      : v_(config), w_(weights), runs_(runs_of(grids)), sizes_(frame_sizes(runs_)) {
+    together_ = runs_.size() > 1 && sizes_.cells() * v_.pos_emb_height * v_.pos_emb_width <= kPositionMatrix;
     rotation_ = rotation();
     int64_t patches = 0;
     for (const Run& run : runs_) {
@@ -118,24 +150,42 @@ class Tower {
   // Mean over the frames, then m patches side by side, row-major: [P, W] to [vectors, m W].
   Tensor merge(const Tensor& x) const {
     const int64_t mh = v_.merge_height, mw = v_.merge_width, W = v_.hidden;
+    const std::vector<Tensor> parts = by_run(x, runs_);
     std::vector<Tensor> out;
-    for (const Run& run : runs_) {
-      const auto& [frames, rows, columns] = run.grid;
-      const Tensor mean =
-          x.narrow(0, run.begin, run.patches()).view({run.count, frames, rows * columns, W}).mean(1);
-      out.push_back(mean.view({run.count, rows / mh, mh, columns / mw, mw, W})
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const int64_t count = runs_[i].count;
+      const auto& [frames, rows, columns] = runs_[i].grid;
+      const Tensor mean = frames > 1 ? parts[i].view({count, frames, rows * columns, W}).mean(1) : parts[i];
+      out.push_back(mean.reshape({count, rows / mh, mh, columns / mw, mw, W})
                         .transpose(2, 3)
-                        .reshape({run.count * rows * columns / (mh * mw), mh * mw * W}));
+                        .reshape({count * rows * columns / (mh * mw), mh * mw * W}));
     }
     return joined(std::move(out));
   }
 
  private:
+  // The grid at each of sizes_, [in_frame, W] in the weights' type.
+  std::vector<Tensor> frame_positions() const {
+    std::vector<Tensor> parts;
+    if (!together_) {
+      for (const VisionGrid& grid : sizes_.grids) parts.push_back(position_at_size(v_, w_.pos_emb, grid));
+      return parts;
+    }
+    for (const VisionGrid& grid : sizes_.grids) parts.push_back(position_weights(v_, grid));
+    const at::ScalarType wide = w_.pos_emb.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const Tensor weights = joined(std::move(parts)).to(wide).to(w_.pos_emb.device());
+    const Tensor all = at::matmul(weights, w_.pos_emb.to(wide).reshape({-1, v_.hidden}));
+    std::vector<int64_t> cells;
+    for (const VisionGrid& grid : sizes_.grids) cells.push_back(grid.in_frame());
+    return all.to(w_.pos_emb.scalar_type()).split_with_sizes(cells);
+  }
+
   // [P, W] in the weights' type: the grid at each item's size, and for several frames their times.
   Tensor positions() const {
+    const std::vector<Tensor> frames = frame_positions();
     std::vector<Tensor> parts;
     for (const Run& run : runs_) {
-      Tensor part = position_at_size(v_, w_.pos_emb, run.grid).unsqueeze(0);  // [1, in_frame, W]
+      Tensor part = frames[sizes_.find(run.grid)].unsqueeze(0);  // [1, in_frame, W]
       if (run.grid.frames > 1) {
         const Tensor time = frame_embedding(v_, run.grid.frames).to(part.options());
         part = part + time.unsqueeze(1);
@@ -150,10 +200,19 @@ class Tower {
     const bool fp64 = w_.patch_proj.scalar_type() == at::kDouble;
     const auto options = w_.patch_proj.options().dtype(fp64 ? at::kDouble : at::kFloat).requires_grad(false);
     std::vector<Tensor> parts;
-    for (const Run& run : runs_) {
-      parts.push_back(rotation_of(v_, run.grid, options).repeat({run.count * run.grid.frames, 1, 1}));
+    if (!together_) {
+      for (const Run& run : runs_)
+        parts.push_back(rotation_of(v_, run.grid, options).repeat({run.count * run.grid.frames, 1, 1}));
+      return joined(std::move(parts));
     }
-    return joined(std::move(parts));
+    for (const VisionGrid& grid : sizes_.grids)
+      parts.push_back(rotation_of(v_, grid, options.device(at::kCPU)));
+    std::vector<int64_t> cells;  // of each patch
+    for (const Run& run : runs_) {
+      const int64_t begin = sizes_.begin[sizes_.find(run.grid)];
+      for (int64_t i = 0; i < run.patches(); ++i) cells.push_back(begin + i % run.grid.in_frame());
+    }
+    return rows_in_order(joined(std::move(parts)).to(options.device()), cells);
   }
 
   // Where the sequences of the first kind of attention begin, [N + 1]: whole items, or frames.
@@ -166,16 +225,15 @@ class Tower {
     return at::tensor(at, at::kLong);
   }
 
-  // [patches of the run, H d]. A row of the batch is a whole item, a frame, or (`in_time`) one place in all
-  // frames of an item.
+  // [patches of the run, H d] of its q, k, v. A row of the batch is a whole item, a frame, or (`in_time`) one
+  // place in all frames of an item.
   Tensor attend_run(const Run& run, const Tensor& q, const Tensor& k, const Tensor& v, bool in_time) const {
     const VisionGrid& grid = run.grid;
     const int64_t H = v_.heads, d = v_.head_dim();
     const int64_t frames = v_.time == VisionTime::kJoint ? 1 : grid.frames;
     const auto part = [&](const Tensor& t) {
-      const Tensor mine = t.narrow(0, run.begin, run.patches());
-      if (!in_time) return mine.reshape({run.count * frames, -1, H, d}).transpose(1, 2);
-      return mine.reshape({run.count, frames, grid.in_frame(), H, d})
+      if (!in_time) return t.reshape({run.count * frames, -1, H, d}).transpose(1, 2);
+      return t.reshape({run.count, frames, grid.in_frame(), H, d})
           .permute({0, 2, 3, 1, 4})
           .reshape({run.count * grid.in_frame(), H, frames, d});
     };
@@ -198,12 +256,13 @@ class Tower {
       const Tensor o = ops::flash_packed(q, k, v, offsets_, /*causal=*/false, scale);
       return ops::linear(o.reshape({P, H * d}), block.wo);
     }
+    const std::vector<Tensor> qs = by_run(q, runs_), ks = by_run(k, runs_), vs = by_run(v, runs_);
     std::vector<Tensor> out;
-    for (const Run& run : runs_) {
-      if (in_time && run.grid.frames == 1)
-        out.push_back(at::zeros({run.patches(), H * d}, x.options()));
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      if (in_time && runs_[i].grid.frames == 1)
+        out.push_back(at::zeros({runs_[i].patches(), H * d}, x.options()));
       else
-        out.push_back(attend_run(run, q, k, v, in_time));
+        out.push_back(attend_run(runs_[i], qs[i], ks[i], vs[i], in_time));
     }
     return ops::linear(joined(std::move(out)), block.wo);
   }
@@ -211,6 +270,8 @@ class Tower {
   const VisionConfig& v_;
   const VisionWeights& w_;
   std::vector<Run> runs_;
+  FrameSizes sizes_;
+  bool together_ = false;  // sizes_' tables are made in one piece
   Tensor rotation_;
   bool moving_ = false;   // some item has several frames
   bool at_once_ = false;  // where LibTorch has packed flash attention

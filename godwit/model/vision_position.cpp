@@ -53,6 +53,11 @@ Tensor position_at_size(const VisionConfig& config, const Tensor& pos_emb, const
   return by_both.reshape({grid.in_frame(), W}).to(pos_emb.scalar_type());
 }
 
+Tensor position_weights(const VisionConfig& config, const VisionGrid& grid) {
+  return at::kron(interpolation(config.pos_emb_height, grid.rows, config.pos_emb_bicubic),
+                  interpolation(config.pos_emb_width, grid.columns, config.pos_emb_bicubic));
+}
+
 Tensor frame_embedding(const VisionConfig& config, int64_t frames) {
   const int64_t half = config.hidden / 2;
   const Tensor rate =

@@ -13,6 +13,9 @@ namespace godwit {
 // both are a matrix for each axis. The grid's own size leaves it as it is.
 at::Tensor position_at_size(const VisionConfig& config, const at::Tensor& pos_emb, const VisionGrid& grid);
 
+// The same as one matrix, [in_frame, rows * columns] fp64 on the CPU: what each cell gives to each patch.
+at::Tensor position_weights(const VisionConfig& config, const VisionGrid& grid);
+
 // [frames, W] fp64: sin | cos of frame * 10000^(-2 i / W), on the CPU.
 at::Tensor frame_embedding(const VisionConfig& config, int64_t frames);
 
