@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets of tests/fuzz with clang and runs each on its corpus for SECONDS (default 10; 0: the corpus alone).
-#   scripts/fuzz.sh [SECONDS] [TARGET...]        targets: safetensors config recipe tokenizer shards jsonl image media request xtml schema
+#   scripts/fuzz.sh [SECONDS] [TARGET...]        targets: safetensors config recipe tokenizer shards jsonl image media request xtml schema, video where ffmpeg's libraries are
 # A finding ends the script; its input lies in build/fuzz/findings. Fix the cause, then keep the input in tests/fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-10}
 shift || true
 targets=("$@")
-((${#targets[@]})) || targets=(safetensors config recipe tokenizer shards jsonl image media request xtml schema)
 [[ -f build/fuzz/build.ninja ]] || cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-14 >/dev/null
+if ((${#targets[@]} == 0)); then
+  targets=(safetensors config recipe tokenizer shards jsonl image media request xtml schema)
+  ! grep -q '^FFMPEG_INCLUDE_DIR:.*NOTFOUND' build/fuzz/CMakeCache.txt && targets+=(video)
+fi
 ninja -C build/fuzz --quiet "${targets[@]/%/_fuzz}"
 mkdir -p build/fuzz/findings
 for target in "${targets[@]}"; do

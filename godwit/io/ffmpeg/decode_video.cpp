@@ -8,6 +8,7 @@ extern "C" {
 }
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -56,55 +57,53 @@ struct Memory {
   }
 };
 
+// Each is given back also when the constructor of Video does not come to its end.
+struct Free {
+  void operator()(AVIOContext* io) const {
+    av_freep(&io->buffer);
+    avio_context_free(&io);
+  }
+  void operator()(AVFormatContext* format) const { avformat_close_input(&format); }
+  void operator()(AVCodecContext* codec) const { avcodec_free_context(&codec); }
+  void operator()(AVPacket* packet) const { av_packet_free(&packet); }
+  void operator()(AVFrame* frame) const { av_frame_free(&frame); }
+  void operator()(SwsContext* scaler) const { sws_freeContext(scaler); }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Free>;
+
 class Video {
  public:
   explicit Video(const GodwitVideoJob& job) : job_(job), memory_{job.file, static_cast<int64_t>(job.bytes)} {
-    auto* buffer = static_cast<uint8_t*>(av_malloc(kReadBuffer));
-    io_ = avio_alloc_context(buffer, kReadBuffer, /*write=*/0, &memory_, Memory::read, nullptr, Memory::seek);
-    format_ = avformat_alloc_context();
-    require(buffer && io_ && format_, "out of memory");
-    format_->pb = io_;
-    AVDictionary* options = nullptr;
-    av_dict_set(&options, "format_whitelist", kFormats, 0);
-    const int opened = avformat_open_input(&format_, nullptr, nullptr, &options);
-    av_dict_free(&options);
-    require(opened >= 0, "not a video that can be read: " + error_text(opened));
-    const int found = avformat_find_stream_info(format_, nullptr);
+    open();
+    const int found = avformat_find_stream_info(format_.get(), nullptr);
     require(found >= 0, "the video's streams cannot be read: " + error_text(found));
     const AVCodec* decoder = nullptr;
-    stream_ = av_find_best_stream(format_, AVMEDIA_TYPE_VIDEO, -1, -1, &decoder, 0);
+    stream_ = av_find_best_stream(format_.get(), AVMEDIA_TYPE_VIDEO, -1, -1, &decoder, 0);
     require(stream_ >= 0 && decoder, "there is no video in it, or none that can be decoded");
-    codec_ = avcodec_alloc_context3(decoder);
+    codec_.reset(avcodec_alloc_context3(decoder));
     require(codec_ != nullptr, "out of memory");
-    avcodec_parameters_to_context(codec_, format_->streams[stream_]->codecpar);
+    avcodec_parameters_to_context(codec_.get(), format_->streams[stream_]->codecpar);
     check_size(codec_->width, codec_->height);
-    const int ready = avcodec_open2(codec_, decoder, nullptr);
+    codec_->max_pixels = job_.max_pixels;  // of what a frame itself says later
+    const int ready = avcodec_open2(codec_.get(), decoder, nullptr);
     require(ready >= 0, "the video's decoder does not start: " + error_text(ready));
-    packet_ = av_packet_alloc();
-    frame_ = av_frame_alloc();
+    packet_.reset(av_packet_alloc());
+    frame_.reset(av_frame_alloc());
     require(packet_ && frame_, "out of memory");
   }
   Video(const Video&) = delete;
   Video& operator=(const Video&) = delete;
-  ~Video() {
-    av_frame_free(&frame_);
-    av_packet_free(&packet_);
-    avcodec_free_context(&codec_);
-    sws_freeContext(scaler_);
-    avformat_close_input(&format_);
-    if (io_) av_freep(&io_->buffer);
-    avio_context_free(&io_);
-  }
 
   void run() {
     while (!enough_) {
-      const int got = av_read_frame(format_, packet_);
+      const int got = av_read_frame(format_.get(), packet_.get());
       if (got < 0) {
         require(got == AVERROR_EOF, "damaged: " + error_text(got));
         break;
       }
-      if (packet_->stream_index == stream_) decode(packet_);
-      av_packet_unref(packet_);
+      if (packet_->stream_index == stream_) decode(packet_.get());
+      av_packet_unref(packet_.get());
     }
     if (!enough_) decode(nullptr);
     require(shown_ || enough_, "no frame of it can be decoded");
@@ -112,6 +111,23 @@ class Video {
   }
 
  private:
+  void open() {
+    auto* buffer = static_cast<uint8_t*>(av_malloc(kReadBuffer));
+    require(buffer != nullptr, "out of memory");
+    io_.reset(
+        avio_alloc_context(buffer, kReadBuffer, /*write=*/0, &memory_, Memory::read, nullptr, Memory::seek));
+    if (!io_) av_free(buffer);
+    AVFormatContext* format = avformat_alloc_context();
+    require(io_ && format, "out of memory");
+    format->pb = io_.get();
+    AVDictionary* options = nullptr;
+    av_dict_set(&options, "format_whitelist", kFormats, 0);
+    const int opened = avformat_open_input(&format, nullptr, nullptr, &options);  // frees it when it fails
+    av_dict_free(&options);
+    require(opened >= 0, "not a video that can be read: " + error_text(opened));
+    format_.reset(format);
+  }
+
   void check_size(int64_t width, int64_t height) const {
     require(width <= job_.max_side && height <= job_.max_side && width * height <= job_.max_pixels,
             std::to_string(width) + " x " + std::to_string(height) + " pixels are too many");
@@ -119,14 +135,14 @@ class Video {
 
   // Null: the decoder's rest.
   void decode(const AVPacket* packet) {
-    const int sent = avcodec_send_packet(codec_, packet);
+    const int sent = avcodec_send_packet(codec_.get(), packet);
     require(sent >= 0 || sent == AVERROR_EOF, "damaged: " + error_text(sent));
     while (!enough_) {
-      const int got = avcodec_receive_frame(codec_, frame_);
+      const int got = avcodec_receive_frame(codec_.get(), frame_.get());
       if (got == AVERROR(EAGAIN) || got == AVERROR_EOF) return;
       require(got >= 0, "damaged: " + error_text(got));
       take(*frame_);
-      av_frame_unref(frame_);
+      av_frame_unref(frame_.get());
     }
   }
 
@@ -137,6 +153,7 @@ class Video {
     const double usual = rate > 0 ? 1 / rate : 1 / job_.fps;
     const int64_t stamp = frame.best_effort_timestamp;
     double time = stamp != AV_NOPTS_VALUE ? static_cast<double>(stamp) * unit : time_ + duration_;
+    require(std::isfinite(time), "damaged: a frame without a time");
     if (!shown_) start_ = time;
     time = std::max(time - start_, time_);
     if (shown_) show_until(time);
@@ -158,25 +175,25 @@ class Video {
     check_size(frame.width, frame.height);
     if (!shown_) width_ = frame.width, height_ = frame.height;
     require(frame.width == width_ && frame.height == height_, "its frames have several sizes");
-    scaler_ = sws_getCachedContext(
-        scaler_, frame.width, frame.height, static_cast<AVPixelFormat>(frame.format), frame.width,
-        frame.height, AV_PIX_FMT_RGB24, SWS_BILINEAR | SWS_ACCURATE_RND, nullptr, nullptr, nullptr);
+    scaler_.reset(sws_getCachedContext(
+        scaler_.release(), frame.width, frame.height, static_cast<AVPixelFormat>(frame.format), frame.width,
+        frame.height, AV_PIX_FMT_RGB24, SWS_BILINEAR | SWS_ACCURATE_RND, nullptr, nullptr, nullptr));
     require(scaler_ != nullptr, "its pixels cannot be converted");
     rgb_.resize(static_cast<size_t>(width_ * height_ * 3));
     uint8_t* rows[] = {rgb_.data()};
     const int strides[] = {static_cast<int>(width_ * 3)};
-    const int done = sws_scale(scaler_, frame.data, frame.linesize, 0, frame.height, rows, strides);
+    const int done = sws_scale(scaler_.get(), frame.data, frame.linesize, 0, frame.height, rows, strides);
     require(done == frame.height, "its pixels cannot be converted");
   }
 
   const GodwitVideoJob& job_;
   Memory memory_;
-  AVIOContext* io_ = nullptr;
-  AVFormatContext* format_ = nullptr;
-  AVCodecContext* codec_ = nullptr;
-  AVPacket* packet_ = nullptr;
-  AVFrame* frame_ = nullptr;
-  SwsContext* scaler_ = nullptr;
+  Owned<AVIOContext> io_;  // outlives format_, which reads by it
+  Owned<AVFormatContext> format_;
+  Owned<AVCodecContext> codec_;
+  Owned<AVPacket> packet_;
+  Owned<AVFrame> frame_;
+  Owned<SwsContext> scaler_;
   int stream_ = -1;
   std::vector<uint8_t> rgb_;  // on display
   int64_t width_ = 0, height_ = 0;
