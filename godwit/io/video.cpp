@@ -35,21 +35,33 @@ DecodeVideo decoder() {
   return found;
 }
 
-// Frames go through a C interface, and so do not throw.
+// Pixels of all frames together, as a multiple of what one picture may have: 4,096 frames of 1,280 x 720. A
+// small file can show a large picture for long.
+constexpr int64_t kFramesOfMostPixels = 42;
+
+// Frames as PNGs, up to a bound.
 struct Kept {
   const std::string& where;
   int64_t most;
+  const ImageLimits& limits;
+  int64_t pixels = 0;
   std::vector<std::string> frames = {};
   std::exception_ptr fault = {};
 
+  void add(const Image& canvas) {
+    check(static_cast<int64_t>(frames.size()) < most, "{}: more than {} frames", where, most);
+    pixels += canvas.width * canvas.height;
+    check(pixels <= kFramesOfMostPixels * limits.max_pixels, "{}: more than {} pixels in all frames", where,
+          kFramesOfMostPixels * limits.max_pixels);
+    frames.push_back(encode_png(canvas));
+  }
+
+  // For a C interface, which nothing may throw through.
   static bool keep(void* user, const uint8_t* rgb, int64_t width, int64_t height) {
     auto& kept = *static_cast<Kept*>(user);
     try {
-      check(static_cast<int64_t>(kept.frames.size()) < kept.most, "{}: more than {} frames", kept.where,
-            kept.most);
-      kept.frames.push_back(encode_png({.width = width,
-                                        .height = height,
-                                        .pixels = {rgb, rgb + static_cast<size_t>(width * height * 3)}}));
+      kept.add(
+          {.width = width, .height = height, .pixels = {rgb, rgb + static_cast<size_t>(width * height * 3)}});
       return true;
     } catch (...) {
       kept.fault = std::current_exception();
@@ -83,19 +95,16 @@ std::vector<std::string> frames_of_directory(const fs::path& directory) {
 
 std::vector<std::string> frames_of_animation(std::string_view file, const std::string& where, int64_t most,
                                              const ImageLimits& limits) {
-  std::vector<std::string> frames;
-  const auto keep = [&](const Image& canvas) {
-    check(static_cast<int64_t>(frames.size()) < most, "{}: more than {} frames", where, most);
-    frames.push_back(encode_png(canvas));
-  };
+  Kept kept{.where = where, .most = most, .limits = limits};
+  const auto keep = [&](const Image& canvas) { kept.add(canvas); };
   if (is_animated_webp(file))
     decode_animated_webp(file, where, limits, keep);
   else if (is_animated_png(file))
     decode_animated_png(file, where, limits, keep);
   else
-    frames.emplace_back(file);
-  check(!frames.empty(), "{}: no frames", where);
-  return frames;
+    kept.frames.emplace_back(file);
+  check(!kept.frames.empty(), "{}: no frames", where);
+  return std::move(kept.frames);
 }
 
 bool is_video_file(std::string_view file) {
@@ -114,7 +123,7 @@ std::vector<std::string> frames_of_video_file(std::string_view file, double fps,
   check(reads_video_files(), "{}: a video file, and this build has none of ffmpeg's libraries to read it",
         where);
   check(fps > 0, "{}: {} frames a second", where, fps);
-  Kept kept{.where = where, .most = most};
+  Kept kept{.where = where, .most = most, .limits = limits};
   const GodwitVideoJob job{.file = reinterpret_cast<const uint8_t*>(file.data()),
                            .bytes = file.size(),
                            .fps = fps,
@@ -126,6 +135,7 @@ std::vector<std::string> frames_of_video_file(std::string_view file, double fps,
   const int failed = decoder()(&job, message, sizeof message);
   if (kept.fault) std::rethrow_exception(kept.fault);
   check(failed == 0, "{}: {}", where, message);
+  check(!kept.frames.empty(), "{}: no frames", where);
   return std::move(kept.frames);
 }
 

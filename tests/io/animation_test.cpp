@@ -107,6 +107,9 @@ TEST_P(VideoFiles, WhatIsOnDisplayAtEachTime) {
                         {"clip", "more than 5 frames"});
   testing::expect_error([&] { frames_of_video_file(file_, 8, "clip", 100, {.max_pixels = 1000}); },
                         {"clip", "40 x 32 pixels are too many"});
+  // 300 pictures, each of the size that is allowed.
+  testing::expect_error([&] { frames_of_video_file(file_, 100, "clip", 1000, {.max_pixels = 40 * 32}); },
+                        {"clip", "more than 53760 pixels in all frames"});
 }
 
 TEST_P(VideoFiles, DamageIsAnErrorOrFrames) {

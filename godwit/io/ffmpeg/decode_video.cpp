@@ -85,7 +85,8 @@ class Video {
     require(codec_ != nullptr, "out of memory");
     avcodec_parameters_to_context(codec_.get(), format_->streams[stream_]->codecpar);
     check_size(codec_->width, codec_->height);
-    codec_->max_pixels = job_.max_pixels;  // of what a frame itself says later
+    // What a frame itself says later, before memory is taken for it; its rows may be padded.
+    codec_->max_pixels = 2 * job_.max_pixels + (1 << 16);
     const int ready = avcodec_open2(codec_.get(), decoder, nullptr);
     require(ready >= 0, "the video's decoder does not start: " + error_text(ready));
     packet_.reset(av_packet_alloc());
