@@ -90,6 +90,13 @@ int64_t Engine::submit(Request request) {
     check(id >= 0 && id < model_.config.vocab_size, "logit_bias: id {} lies outside the vocabulary of {}", id,
           model_.config.vocab_size);
   }
+  if (request.state) {
+    check(request.choices == 1 && request.state->length > 0 && request.state->length < prompt,
+          "a state after {} tokens cannot be gone on from with a prompt of {} tokens and {} choices",
+          request.state->length, prompt, request.choices);
+    check(request.state->kda.size() == state_.layers().size(), "a state of {} layers is not this model's",
+          request.state->kda.size());
+  }
   std::vector<int32_t> allowed = request.stop_ids;
   allowed.insert(allowed.end(), request.allowed_specials.begin(), request.allowed_specials.end());
   const at::Tensor forbidden = forbidden_tokens(model_, allowed);
@@ -109,6 +116,10 @@ int64_t Engine::submit(Request request) {
     sequence->tokens = shared->prompt;
     sequence->media = media;
     sequence->forbidden = forbidden;
+    if (shared->state) {
+      sequence->swapped = *shared->state;  // shares its tensors
+      sequence->cached = shared->state->length;
+    }
     sequence->uses_history = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 ||
                              sampling.repetition_penalty != 1.0;
     if (sequence->uses_history) sequence->history.prompt.insert(shared->prompt.begin(), shared->prompt.end());
@@ -401,6 +412,10 @@ void Engine::feed(const std::vector<Piece>& pieces) {
 void Engine::finish(Sequence& s, Finish finish) {
   if (s.finished) return;
   s.finished = true;
+  if (s.request->keep_state && !failed(finish.reason) && s.request->keep_state(s.choice)) {
+    SwappedState state = s.slot >= 0 ? state_.swap_out(s.slot) : s.swapped ? *s.swapped : SwappedState{};
+    if (state.length > 0) finish.state = std::make_shared<const SwappedState>(std::move(state));
+  }
   if (s.slot >= 0) {
     state_.clear(s.slot);
     free_slots_.push_back(s.slot);

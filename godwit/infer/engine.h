@@ -40,6 +40,7 @@ struct Finish {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
   int64_t drawn_tokens = 0;
+  std::shared_ptr<const SwappedState> state = {};  // where the request kept it, and anything was read
 };
 
 // Narrows what may be drawn next (a grammar, say). One object a choice.
@@ -64,6 +65,11 @@ struct Request {
   std::function<std::unique_ptr<TokenConstraint>()> constraint = {};
   // Teacher forcing: the token that choice `choice` takes as its n-th, whatever is likely.
   std::function<int32_t(int64_t choice, int64_t n)> forced = {};
+  // A pause. Asked when a choice ends, cancelled ones too: true hands over what it has read, in
+  // Finish::state. A request with all of its tokens as the prompt, the same seed and that state as `state`
+  // goes on bit for bit as if nothing had happened, in another engine too, while the weights are the same.
+  std::function<bool(int64_t choice)> keep_state = {};
+  std::shared_ptr<const SwappedState> state = {};  // with one choice only
   // Each token as it is drawn; returning false ends that choice (kCancelled).
   std::function<bool(int64_t choice, const DrawnToken& token)> on_token = {};
   std::function<void(int64_t choice, const Finish& finish)> on_finish = {};

@@ -13,8 +13,9 @@ namespace godwit {
 using at::Tensor;
 
 SegmentedSequence::SegmentedSequence(const ModelConfig& config, const ModelWeights& weights, Tensor ids,
-                                     int64_t segment)
+                                     int64_t segment, const Tensor& media)
     : config_(config), weights_(weights), ids_(std::move(ids)), segment_(segment) {
+  if (media.defined()) media_ = media.detach().requires_grad_(true);
   check(segment > 0 && segment % kLatentPage == 0,
         "segments: {} tokens are not a positive multiple of {}, where states have the same bits however they "
         "came about",
@@ -28,8 +29,11 @@ int64_t SegmentedSequence::length_of(int64_t segment) const {
 }
 
 PackedBatch SegmentedSequence::batch_of(int64_t segment) const {
-  const int64_t n = length_of(segment);
-  return {.ids = ids_.narrow(0, begin_of(segment), n), .cu_seqlens = make_cu_seqlens({n})};
+  const int64_t begin = begin_of(segment), n = length_of(segment);
+  const PackedBatch whole{.ids = ids_, .cu_seqlens = {}, .media = media_};
+  return {.ids = ids_.narrow(0, begin, n),
+          .cu_seqlens = make_cu_seqlens({n}),
+          .media = media_of(config_, whole, begin, n)};
 }
 
 // What the segment finds, without history.

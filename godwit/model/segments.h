@@ -19,8 +19,10 @@ namespace godwit {
 
 class SegmentedSequence {
  public:
-  // ids [T] int64 on the model's device. `segment`: tokens of one. Config and weights must outlive it.
-  SegmentedSequence(const ModelConfig& config, const ModelWeights& weights, at::Tensor ids, int64_t segment);
+  // ids [T] int64 on the model's device. `segment`: tokens of one. `media`: what PackedBatch::media is for
+  // the whole sequence. Config and weights must outlive it.
+  SegmentedSequence(const ModelConfig& config, const ModelWeights& weights, at::Tensor ids, int64_t segment,
+                    const at::Tensor& media = {});
 
   // Calls visit(begin, hidden [n, D]) for each segment in order, hidden as of forward_hidden.
   using Visit = std::function<void(int64_t begin, const at::Tensor& hidden)>;
@@ -30,6 +32,9 @@ class SegmentedSequence {
   // the segment's tokens have no loss of their own. Gradients are added to those of the weights.
   using Loss = std::function<at::Tensor(int64_t begin, const at::Tensor& hidden)>;
   void backward(const Loss& loss, const ForwardOptions& options = {});
+
+  // After backward(): the gradient of `media`, for the tower that made it; undefined where nothing has one.
+  at::Tensor media_grad() const { return media_.defined() ? media_.grad() : at::Tensor(); }
 
   int64_t kept_bytes() const;  // of states and rows
 
@@ -44,7 +49,7 @@ class SegmentedSequence {
 
   const ModelConfig& config_;
   const ModelWeights& weights_;
-  at::Tensor ids_;
+  at::Tensor ids_, media_;
   int64_t segment_, count_;
   std::vector<Boundary> boundaries_;  // before each segment
   std::vector<at::Tensor> rows_;      // [T, R + P] by layer; undefined for KDA layers

@@ -39,6 +39,8 @@ double seconds_since(Clock::time_point begin) {
 
 using Groups = std::vector<std::vector<Trajectory>>;
 
+constexpr std::string_view kStates = "suspended.";  // of tensors in a checkpoint: what episodes have read
+
 // Keys that a resumed run may change: places, how often to save and to measure, limits of this call.
 bool is_honoured(std::string_view key) {
   return key == "out" || key == "train.time_limit_s" || key == "train.trajectories" ||
@@ -88,7 +90,11 @@ class Run {
     bar_.emplace(ProgressOptions{.label = "rl", .total = recipe_.steps, .done = steps_});
     bool stopped = false;
     while (progress() < 1 && !stopped) {
-      one_step();
+      if (!one_step()) {  // paused in the middle of a phase
+        stopped = true;
+        save();
+        break;
+      }
       const bool ended = progress() >= 1;
       if (recipe_.eval.tasks > 0 && (ended || (recipe_.eval.every > 0 && steps_ % recipe_.eval.every == 0)))
         add_evaluation(ended);
@@ -174,17 +180,21 @@ class Run {
   }
 
   bool load_checkpoint() {
-    const auto found = load_newest_checkpoint(out_ / "checkpoints");
+    auto found = load_newest_checkpoint(out_ / "checkpoints");
     if (!found) return false;
     check_same_recipe(
         parse_rl_recipe(found->meta.at("recipe").get<std::string>(), "the checkpoint's recipe"));
+    Rollouts::Saved suspended{.episodes = found->meta.at("rollouts").get<std::string>(), .states = {}};
+    for (const auto& [name, tensor] : found->tensors)
+      if (name.starts_with(kStates)) suspended.states.emplace(name.substr(kStates.size()), tensor);
+    std::erase_if(found->tensors, [](const auto& entry) { return entry.first.starts_with(kStates); });
     load_state_strict(
         "checkpoint",
         [&](const StateVisitor& visit) {
           for (auto& [name, tensor] : state()) visit(name, tensor);
         },
         found->tensors);
-    rollouts_.load(found->meta.at("rollouts"));
+    rollouts_.load(suspended);
     steps_ = found->step;
     tokens_ = found->meta.at("tokens");
     elapsed_before_ = found->meta.at("elapsed_s").get<double>() - seconds_since(start_);
@@ -206,13 +216,16 @@ class Run {
                          {"faulted", before_.faulted},   {"recovered", before_.recovered},
                          {"success", before_.success},   {"calls", before_.calls},
                          {"tokens", before_.tokens}};
-    const Checkpoint c{.step = steps_,
-                       .meta = {{"recipe", to_toml(recipe_)},
-                                {"rollouts", rollouts_.save()},
-                                {"tokens", tokens_},
-                                {"elapsed_s", elapsed()},
-                                {"before", before}},
-                       .tensors = state()};
+    const Rollouts::Saved suspended = rollouts_.save();
+    Checkpoint c{.step = steps_,
+                 .meta = {{"recipe", to_toml(recipe_)},
+                          {"rollouts", suspended.episodes},
+                          {"tokens", tokens_},
+                          {"elapsed_s", elapsed()},
+                          {"before", before}},
+                 .tensors = state()};
+    for (const auto& [name, tensor] : suspended.states)
+      c.tensors.emplace(std::string(kStates) + name, tensor);
     save_checkpoint(out_ / "checkpoints", c, recipe_.checkpoint.keep);
   }
 
@@ -247,12 +260,21 @@ class Run {
     if (last) summary_.after = s;
   }
 
-  void one_step() {
+  // By the engine's own calls, for which a phase has to be whole.
+  bool repeats() const { return recipe_.train.deterministic && !model_.device.is_cpu(); }
+  // Which episodes of a partial phase are the first to finish depends on what the engine does beside them: a
+  // pause would change it.
+  bool may_pause() const { return !repeats() && recipe_.rollout.finish_share >= 1; }
+
+  // False where the phase was paused: nothing has been trained.
+  bool one_step() {
     const auto begin = Clock::now();
     Groups groups = rollouts_.run(steps_, [&](const RolloutProgress& p) {
       bar_->update(steps_, fmt::format("{}  rollout {}/{} episodes, {} tokens", last_text_, p.finished,
                                        p.finished + p.active, p.drawn));
+      return !may_pause() || !StopSignals::asked();
     });
+    if (rollouts_.paused()) return false;
     const double rollout_s = seconds_since(begin);
     std::vector<double> rewards;
     std::vector<EpisodeResult> results;
@@ -284,10 +306,19 @@ class Run {
                          .advantages = advantages[i].turns,
                          .token_advantages = judged.advantages[i]});
     }
-    if (recipe_.train.deterministic && !model_.device.is_cpu()) add_repeated(samples);
+    std::vector<PolicySample> later;  // their turn comes when the present weights are gone
+    for (const Trajectory* t : rollouts_.waiting())
+      later.push_back({.trajectory = t, .advantages = {}, .token_advantages = {}});
+    if (repeats()) {
+      const Rollouts::Repeated repeated = rollouts_.repeat();
+      add_repeated(repeated, samples);
+      add_repeated(repeated, later);
+    }
     const double lr = lr_multiplier(recipe_.schedule, progress() + 1.0 / static_cast<double>(recipe_.steps));
     const auto train_begin = Clock::now();
-    const PolicyStepResult result = step_.run(samples, steps_, lr);
+    const PolicyStepResult waiting = step_.verify(later, steps_);
+    PolicyStepResult result = step_.run(samples, steps_, lr);
+    result.add_compared(waiting);
     const int64_t version = steps_++;
     make_row(groups, rewards, result, version);
     row_["groups"] = groups.size();
@@ -299,17 +330,22 @@ class Run {
     row_["suspended"] = rollouts_.suspended();
     summary_.max_dlogp = std::max(summary_.max_dlogp, result.max_dlogp);
     keep_trajectories(groups, rewards);
+    return true;
   }
 
   // Where the bits of a row depend on its batch: the trainer's log-probabilities by the rollout's own calls.
-  void add_repeated(std::vector<PolicySample>& samples) {
-    const Rollouts::Repeated all = rollouts_.repeat();
+  void add_repeated(const Rollouts::Repeated& all, std::vector<PolicySample>& samples) const {
     for (PolicySample& sample : samples) {
       const Trajectory& t = *sample.trajectory;
       sample.repeated.assign(t.ids.size(), std::numeric_limits<double>::quiet_NaN());
       const auto found = all.find({t.group, t.sample});
       if (found == all.end()) continue;
       for (const Rollouts::Token& token : found->second) sample.repeated.at(token.at) = token.logp;
+      // On a state of older weights they are not what the present policy says.
+      for (const Segment& s : t.segments)
+        if (!s.is_of(steps_))
+          std::fill(sample.repeated.begin() + s.begin, sample.repeated.begin() + s.end,
+                    std::numeric_limits<double>::quiet_NaN());
     }
   }
 
@@ -351,6 +387,7 @@ class Run {
             {"max_staleness", oldest},
             {"max_dlogp", result.max_dlogp},
             {"mean_dlogp", result.mean_dlogp},
+            {"compared_tokens", result.present_tokens},
             {"mean_drift", result.mean_drift},
             {"policy_delta", p.mean(p.abs_delta)},
             {"kl", p.mean(p.k3)},

@@ -73,7 +73,7 @@ struct PolicyStep::Micro {
         entropy.push_back(known ? replayed_t->entropy[i] : -t.logp[i]);  // or an estimate of it
         sequence.push_back(static_cast<int64_t>(trajectories.size()));
         at.push_back(i);
-        present.push_back(s.version == version);
+        present.push_back(s.is_of(version));
       }
     }
     trajectories.push_back(&t);
@@ -130,7 +130,7 @@ void PolicyStep::compare(const Micro& m, const at::Tensor& logp, PolicyStepResul
     if (m.present[i] == 0) continue;
     const double d = std::abs(now[i] - m.behaviour[i]);
     const Trajectory& t = *m.trajectories[m.sequence[i]];
-    check(!options_.deterministic || d == 0,
+    check(!options_.deterministic || d == 0,  // NaN is a difference
           "deterministic mode: trainer and rollout differ at token {} of sample {} of group {}: {:.17g} "
           "against "
           "{:.17g}. This device or dtype does not promise equal bits: set train.deterministic = false",
@@ -205,8 +205,9 @@ void PolicyStep::micro_batch(const Micro& m, PolicyStepResult& result) {
 // The same for one long trajectory, a segment at a time.
 void PolicyStep::segmented(const Micro& m, PolicyStepResult& result) {
   const at::Device device = model_.device;
+  const at::Tensor pictures = pictures_of(model_, m.trajectories);
   SegmentedSequence sequence(model_.config, model_.weights, at::tensor(m.ids, at::kLong).to(device),
-                             options_.segment_tokens);
+                             options_.segment_tokens, pictures);
   // The drawn tokens whose hidden states lie in the segment, as [first, first + n), and these states.
   const auto part = [&](int64_t begin, const at::Tensor& hidden) {
     const auto from = std::lower_bound(m.rows.begin(), m.rows.end(), begin);
@@ -230,6 +231,8 @@ void PolicyStep::segmented(const Micro& m, PolicyStepResult& result) {
     if (x.size(0) == 0) return at::Tensor();
     return std::get<0>(score(m, x, first, weight.narrow(0, first, x.size(0))));
   });
+  if (pictures.defined() && pictures.requires_grad() && sequence.media_grad().defined())
+    pictures.backward(sequence.media_grad());
 }
 
 PolicyStepResult PolicyStep::backward(std::span<const PolicySample> samples, int64_t version) {
@@ -266,8 +269,7 @@ PolicyStepResult PolicyStep::backward(std::span<const PolicySample> samples, int
   // Those that go alone, in segments.
   const auto is_long = [&](size_t i) {
     return options_.segment_tokens > 0 &&
-           static_cast<int64_t>(trajectories[i]->ids.size()) > options_.segment_tokens &&
-           trajectories[i]->media.empty();
+           static_cast<int64_t>(trajectories[i]->ids.size()) > options_.segment_tokens;
   };
   size_t drawn = 0;
   for (size_t first = 0; first < samples.size();) {
@@ -301,6 +303,33 @@ PolicyStepResult PolicyStep::backward(std::span<const PolicySample> samples, int
         "not compute "
         "the same distribution",
         result.mean_dlogp, options_.max_mean_dlogp);
+  return result;
+}
+
+void PolicyStepResult::add_compared(const PolicyStepResult& other) {
+  const int64_t all = present_tokens + other.present_tokens;
+  if (all == 0) return;
+  max_dlogp = std::max(max_dlogp, other.max_dlogp);
+  mean_dlogp = (mean_dlogp * static_cast<double>(present_tokens) +
+                other.mean_dlogp * static_cast<double>(other.present_tokens)) /
+               static_cast<double>(all);
+  present_tokens = all;
+}
+
+PolicyStepResult PolicyStep::verify(std::span<const PolicySample> samples, int64_t version) {
+  PolicyStepResult result;
+  if (!options_.deterministic || samples.empty()) return result;
+  std::vector<const Trajectory*> trajectories;
+  for (const PolicySample& sample : samples) trajectories.push_back(sample.trajectory);
+  std::vector<Replayed> replayed;
+  if (samples.front().repeated.empty())
+    replayed = replay(model_, trajectories, forbidden_, options_.temperature);
+  else
+    for (const PolicySample& sample : samples) replayed.push_back({.logp = sample.repeated, .entropy = {}});
+  Micro m;
+  for (size_t i = 0; i < samples.size(); ++i) m.add(*trajectories[i], version, &replayed[i]);
+  compare(m, at::tensor(m.replayed, at::kDouble), result);
+  if (result.present_tokens > 0) result.mean_dlogp /= static_cast<double>(result.present_tokens);
   return result;
 }
 

@@ -5,9 +5,9 @@
 // where a row's bits depend on its batch, the present phase's tokens as Rollouts::repeat() gives them), and
 // the gradient is that of the chunked forward, which is the same function rounded in another order:
 //   logp = chunk + sg[replay - chunk].
-// Tokens that these very weights drew must then have exactly the log-probability that the rollout recorded; a
-// difference is an error. Otherwise logp is the chunked forward's, the difference is measured, and a bound on
-// it stops the run.
+// Tokens that these very weights drew, on what these weights had read, must then have exactly the
+// log-probability that the rollout recorded; a difference is an error. Otherwise logp is the chunked
+// forward's, the difference is measured, and a bound on it stops the run.
 //
 // The router's balance bias is frozen: reinforcement learning does not move it.
 //
@@ -62,6 +62,9 @@ struct PolicyStepResult {
   int64_t present_tokens = 0;
   double mean_drift = 0;  // |chunk - replay|, deterministic mode: what the two orders of rounding differ by
   int64_t tokens = 0;     // of all trajectories, observations included
+
+  // What was compared elsewhere counts too.
+  void add_compared(const PolicyStepResult& other);
 };
 
 class PolicyStep {
@@ -74,6 +77,10 @@ class PolicyStep {
 
   // The same without the update: gradients are left on the weights.
   PolicyStepResult backward(std::span<const PolicySample> samples, int64_t version);
+
+  // Deterministic mode: compares what the present weights drew of trajectories that will be trained on later,
+  // when these weights are gone: max_dlogp, mean_dlogp and present_tokens of the result. Throws as run.
+  PolicyStepResult verify(std::span<const PolicySample> samples, int64_t version);
 
   Optimizer& optimizer() { return optimizer_; }
 

@@ -20,6 +20,7 @@ void visit(Fields& f, RolloutOptions& o) {
   f.value("thinking", o.thinking);
   f.value("concurrent", o.concurrent, kCount);
   f.value("prefill_tokens", o.prefill_tokens, kNotNegative);
+  f.value("keep_states", o.keep_states);
 }
 
 void visit(Fields& f, RewardOptions& o) {

@@ -7,6 +7,7 @@
 #include "godwit/base/rng.h"
 #include "godwit/infer/prompt_media.h"
 #include "godwit/io/base64.h"
+#include "godwit/rl/rollout_episode.h"
 #include "godwit/text/chat_parser.h"
 
 namespace godwit::rl {
@@ -16,12 +17,6 @@ using nlohmann::json;
 
 constexpr uint64_t kTaskStream = 0x7461736b, kDrawStream = 0x64726177,  // "task", "draw"
     kChoiceStream = 0x656e76;                                           // "env"
-
-std::string picture_bytes(const std::string& url, const std::string& where) {
-  const auto bytes = io::decode_data_url(url, where);
-  check(bytes.has_value(), "{}: an environment's picture is a data URL", where);
-  return *bytes;
-}
 
 // The messages' pictures join the trajectory; their parts get what the prompt says of them. What is wrong
 // with them, in a line, or nothing.
@@ -47,34 +42,15 @@ std::vector<int32_t> append_ids(const std::vector<ChatSegment>& segments, const 
 
 }  // namespace
 
+std::string picture_bytes(const std::string& url, const std::string& where) {
+  const auto bytes = io::decode_data_url(url, where);
+  check(bytes.has_value(), "{}: an environment's picture is a data URL", where);
+  return *bytes;
+}
+
 std::vector<int32_t> encode_task(const Task& task, bool thinking, const Tokenizer& tokenizer) {
   return append_ids(render_chat(task.messages, {.thinking = thinking, .tools = task.tools}), tokenizer);
 }
-
-struct Rollouts::Episode {
-  Trajectory trajectory;
-  std::unique_ptr<Environment> environment;  // none after the end
-  int64_t turn_begin = 0;
-  uint64_t draw_seed = 0;
-  int64_t request = 0;  // of the engine; 0: not there
-  bool turn_over = false;
-};
-
-struct Rollouts::Group {
-  int64_t id = 0;
-  uint64_t draw_seed = 0;
-  bool fresh = true;  // no episode has drawn anything: one prompt for all
-  std::vector<std::unique_ptr<Episode>> episodes;
-
-  [[nodiscard]] bool complete() const {
-    return std::all_of(episodes.begin(), episodes.end(), [](const auto& e) { return e->trajectory.done; });
-  }
-  [[nodiscard]] int64_t oldest_version() const {
-    int64_t oldest = std::numeric_limits<int64_t>::max();
-    for (const auto& e : episodes) oldest = std::min(oldest, e->trajectory.oldest_version());
-    return oldest;
-  }
-};
 
 Rollouts::Rollouts(const LoadedModel& model, RolloutOptions options)
     : model_(model),
@@ -156,13 +132,32 @@ Request Rollouts::request_for(const Episode& episode) const {
   request.sampling.policy_logprob = true;
   request.max_tokens = std::min(options_.turn_tokens - (size - episode.turn_begin), options_.context - size);
   request.allowed_specials = specials_;
+  request.state = episode.state;
   return request;
+}
+
+// What a state of older weights may still be used for.
+void Rollouts::drop_old_state(Episode& episode) const {
+  const int64_t age = version_ - episode.state_version;
+  if (age > (options_.keep_states ? options_.max_staleness : 0)) episode.state.reset();
+}
+
+// At the end of what the engine does for it: at a pause; and between turns where older weights read its
+// beginning, so that the next turn need not read it again.
+bool Rollouts::keeps_state(const Episode& episode) const {
+  return suspending_ || (options_.keep_states && episode.reading < version_);
 }
 
 void Rollouts::begin_segment(Episode& episode) {
   const auto size = static_cast<int64_t>(episode.trajectory.ids.size());
-  episode.trajectory.segments.push_back({.begin = size, .end = size, .version = version_});
+  auto& segments = episode.trajectory.segments;
+  episode.reading = episode.state ? episode.state_version : version_;
   episode.turn_over = false;
+  // From its own state, by the same weights: no new beginning.
+  const bool same = episode.state && !segments.empty() && segments.back().end == size &&
+                    segments.back().version == version_ && segments.back().state == episode.reading;
+  episode.state.reset();
+  if (!same) segments.push_back({.begin = size, .end = size, .version = version_, .state = episode.reading});
 }
 
 // One choice of the request for each episode.
@@ -170,6 +165,7 @@ void Rollouts::ask(Request request, std::vector<Episode*> episodes) {
   Asked asked{.step = engine_steps_, .request = request, .whose = {}, .drawn = {}};
   for (Episode* e : episodes) {
     begin_segment(*e);
+    e->order = next_order_++;
     asked.whose.emplace_back(e->trajectory.group, e->trajectory.sample);
   }
   asked.drawn.resize(episodes.size());
@@ -180,6 +176,7 @@ void Rollouts::ask(Request request, std::vector<Episode*> episodes) {
     return take(*episodes[choice], token);
   };
   request.on_finish = [this, episodes](int64_t choice, const Finish& f) { finish(*episodes[choice], f); };
+  request.keep_state = [this, episodes](int64_t choice) { return keeps_state(*episodes[choice]); };
   const int64_t id = engine_.submit(std::move(request));
   for (Episode* e : episodes) e->request = id;
 }
@@ -213,6 +210,8 @@ bool Rollouts::take(Episode& episode, const DrawnToken& token) {
 
 void Rollouts::finish(Episode& episode, const Finish& finish) {
   episode.request = 0;
+  episode.state = finish.state;
+  episode.state_version = episode.reading;
   Trajectory& t = episode.trajectory;
   if (t.segments.back().begin == t.segments.back().end) t.segments.pop_back();
   if (episode.turn_over) {
@@ -237,6 +236,7 @@ void Rollouts::end_episode(Episode& episode, const std::string& reason, double s
   t.reason = reason;
   t.success = success;
   episode.environment.reset();
+  episode.state.reset();
 }
 
 // The model has written a whole turn: the environment answers.
@@ -290,30 +290,54 @@ bool Rollouts::may_stop() const {
 
 // Takes what still runs out of the engine.
 void Rollouts::suspend() {
+  suspending_ = paused_ || options_.keep_states;
   for (const auto& group : groups_)
     for (const auto& e : group->episodes)
       if (e->request != 0) engine_.abort(e->request);
   engine_.step();
+  suspending_ = false;
+}
+
+// New groups, and those that were suspended in the order in which the engine had them.
+void Rollouts::go_on() {
+  while (static_cast<int64_t>(groups_.size()) < options_.groups) start_group();
+  std::vector<Episode*> suspended;
+  for (const auto& group : groups_)
+    for (const auto& e : group->episodes)
+      if (!group->fresh && !e->trajectory.done) suspended.push_back(e.get());
+  std::stable_sort(suspended.begin(), suspended.end(),
+                   [](const Episode* a, const Episode* b) { return a->order < b->order; });
+  for (Episode* e : suspended) {
+    drop_old_state(*e);
+    submit(*e);
+  }
+  for (const auto& group : groups_)
+    if (group->fresh) submit_group(*group);
+}
+
+std::vector<std::vector<Trajectory>> Rollouts::take_complete() {
+  std::vector<std::vector<Trajectory>> out;
+  for (const auto& group : groups_) {
+    if (!group->complete()) continue;
+    out.emplace_back();
+    for (const auto& e : group->episodes) out.back().push_back(std::move(e->trajectory));
+    group->episodes.clear();
+  }
+  std::erase_if(groups_, [](const auto& group) { return group->episodes.empty(); });
+  return out;
 }
 
 std::vector<std::vector<Trajectory>> Rollouts::run(
-    int64_t version, const std::function<void(const RolloutProgress&)>& progress) {
+    int64_t version, const std::function<bool(const RolloutProgress&)>& progress) {
   version_ = version;
   drawn_ = 0;
+  paused_ = false;
   asked_.clear();
   engine_steps_ = 0;
   engine_.forget_prefixes();
-  while (static_cast<int64_t>(groups_.size()) < options_.groups) start_group();
-  for (const auto& group : groups_) {
-    if (group->fresh) {
-      submit_group(*group);
-      continue;
-    }
-    for (const auto& e : group->episodes)
-      if (!e->trajectory.done) submit(*e);
-  }
+  go_on();
   bool more = true;
-  while (more && !may_stop()) {
+  while (more && !may_stop() && !paused_) {
     more = engine_.step();
     ++engine_steps_;
     check(error_.empty(), "rollout: {}", error_);
@@ -325,18 +349,22 @@ std::vector<std::vector<Trajectory>> Rollouts::run(
       RolloutProgress p{.drawn = drawn_};
       for (const auto& group : groups_)
         for (const auto& e : group->episodes) ++(e->trajectory.done ? p.finished : p.active);
-      progress(p);
+      paused_ = !progress(p) && more && !may_stop();
     }
   }
   suspend();
-  std::vector<std::vector<Trajectory>> out;
+  if (paused_) return {};
+  return take_complete();
+}
+
+std::vector<const Trajectory*> Rollouts::waiting() const {
+  std::vector<const Trajectory*> out;
   for (const auto& group : groups_) {
-    if (!group->complete()) continue;
-    out.emplace_back();
-    for (const auto& e : group->episodes) out.back().push_back(std::move(e->trajectory));
-    group->episodes.clear();
+    for (const auto& e : group->episodes) {
+      const auto& segments = e->trajectory.segments;
+      if (!segments.empty() && segments.back().version == version_) out.push_back(&e->trajectory);
+    }
   }
-  std::erase_if(groups_, [](const auto& group) { return group->episodes.empty(); });
   return out;
 }
 
@@ -378,52 +406,6 @@ int64_t Rollouts::suspended() const {
   for (const auto& group : groups_)
     for (const auto& e : group->episodes) count += !e->trajectory.done;
   return count;
-}
-
-json Rollouts::save() const {
-  json groups = json::array();
-  for (const auto& group : groups_) {
-    json episodes = json::array();
-    for (const auto& e : group->episodes) {
-      episodes.push_back({{"trajectory", e->trajectory},
-                          {"turn_begin", e->turn_begin},
-                          {"draw_seed", e->draw_seed},
-                          {"turn_over", e->turn_over},
-                          {"environment", e->environment ? json(e->environment->save()) : json()}});
-    }
-    groups.push_back({{"id", group->id},
-                      {"draw_seed", group->draw_seed},
-                      {"fresh", group->fresh},
-                      {"episodes", episodes}});
-  }
-  return {{"next_group", next_group_}, {"groups", groups}};
-}
-
-void Rollouts::load(const json& saved) {
-  next_group_ = saved.at("next_group");
-  groups_.clear();
-  for (const json& g : saved.at("groups")) {
-    auto group = std::make_unique<Group>();
-    group->id = g.at("id");
-    group->draw_seed = g.at("draw_seed");
-    group->fresh = g.at("fresh");
-    for (const json& e : g.at("episodes")) {
-      auto episode = std::make_unique<Episode>();
-      episode->trajectory = e.at("trajectory").get<Trajectory>();
-      for (const std::string& url : episode->trajectory.pictures)
-        episode->trajectory.media.push_back(
-            read_image(model_, picture_bytes(url, "checkpoint"), "checkpoint"));
-      episode->turn_begin = e.at("turn_begin");
-      episode->draw_seed = e.at("draw_seed");
-      episode->turn_over = e.at("turn_over");
-      if (!e.at("environment").is_null()) {
-        episode->environment = make(static_cast<size_t>(episode->trajectory.environment));
-        episode->environment->load(e.at("environment").get<std::string>());
-      }
-      group->episodes.push_back(std::move(episode));
-    }
-    groups_.push_back(std::move(group));
-  }
 }
 
 }  // namespace godwit::rl

@@ -6,13 +6,20 @@
 // way are suspended at the token where they are, and go on first in the next phase, with the weights of then.
 // No token is older than max_staleness steps when its group is trained on: a phase does not end before the
 // groups are complete that would become too old.
+//
+// What a suspended episode has read (KDA states, convolutions, latents) is kept or not. Under the same
+// weights, after a pause within a phase, it goes on from there, bit for bit as if nothing had happened. Under
+// new weights it reads its tokens anew; or with keep_states it goes on from the state that older weights
+// made, which costs nothing however long it is. Tokens drawn on such a state are marked (Segment::state), and
+// no state is used that is older than max_staleness steps.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +49,7 @@ struct RolloutOptions {
   bool thinking = false;
   int64_t concurrent = 32;     // episodes in the engine at a time
   int64_t prefill_tokens = 0;  // of prompts and observations, read in one step; 0: as the engine has it
+  bool keep_states = false;    // suspended episodes go on from what they have read, with new weights too
   uint64_t seed = 0;           // of tasks and draws
   bool operator==(const RolloutOptions&) const = default;
 };
@@ -61,8 +69,16 @@ class Rollouts {
 
   // One phase with the weights of `version`. Complete groups, in the order of their ids; each vector has
   // `samples` trajectories, all done. Throws Error when the engine fails.
+  //
+  // `progress` is called after every step of the engine; where it returns false the phase pauses there: the
+  // result is empty, paused() is true, and run() with the same version goes on at the same token, after save
+  // and load in another process too.
   std::vector<std::vector<Trajectory>> run(int64_t version,
-                                           const std::function<void(const RolloutProgress&)>& progress = {});
+                                           const std::function<bool(const RolloutProgress&)>& progress = {});
+  bool paused() const { return paused_; }
+
+  // Those that are not finished, or wait for others of their group, with tokens of the last phase.
+  std::vector<const Trajectory*> waiting() const;
 
   // What the last phase drew, drawn again with teacher forcing by the same calls of the engine in the same
   // batches and order: the weights must be those of then. For devices where the bits of a row depend on its
@@ -75,9 +91,13 @@ class Rollouts {
   using Repeated = std::map<std::pair<int64_t, int64_t>, std::vector<Token>>;
   Repeated repeat();
 
-  // Suspended episodes with their environments, and which task comes next. Only between phases.
-  nlohmann::json save() const;
-  void load(const nlohmann::json& saved);
+  // Suspended episodes with their environments and states, and which task comes next. Not within run().
+  struct Saved {
+    std::string episodes;                      // JSON
+    std::map<std::string, at::Tensor> states;  // what they have read, where it is kept
+  };
+  Saved save() const;
+  void load(const Saved& saved);
 
   int64_t suspended() const;  // episodes
   EngineStats engine_stats() const { return engine_.stats(); }
@@ -94,12 +114,16 @@ class Rollouts {
   void ask(Request request, std::vector<Episode*> episodes);
   Request request_for(const Episode& episode) const;
   void begin_segment(Episode& episode);
+  void drop_old_state(Episode& episode) const;
+  bool keeps_state(const Episode& episode) const;
   bool take(Episode& episode, const DrawnToken& token);
   void finish(Episode& episode, const Finish& finish);
   void end_turn(Episode& episode);
   void end_episode(Episode& episode, const std::string& reason, double success);
   bool may_stop() const;
   void suspend();
+  void go_on();
+  std::vector<std::vector<Trajectory>> take_complete();
 
   const LoadedModel& model_;
   RolloutOptions options_;
@@ -108,6 +132,9 @@ class Rollouts {
   int32_t end_id_;
   std::vector<std::unique_ptr<Group>> groups_;
   int64_t next_group_ = 0, version_ = 0, drawn_ = 0;
+  int64_t next_order_ = 0;       // of episodes given to the engine
+  bool paused_ = false;          // within a phase
+  bool suspending_ = false;      // what the engine ends now will go on
   std::vector<Episode*> ready_;  // their turn is over
   std::string error_;            // of the engine
   // What the phase asked of the engine, for repeat().

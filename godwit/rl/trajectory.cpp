@@ -8,7 +8,7 @@ namespace godwit::rl {
 
 using nlohmann::json;
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Segment, begin, end, version)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Segment, begin, end, version, state)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TurnRecord, begin, end, state, reward, calls, faults, wrong, redundant,
                                    checked, valid, malformed)
 

@@ -20,6 +20,12 @@ namespace godwit::rl {
 struct Segment {
   int64_t begin = 0, end = 0;
   int64_t version = 0;  // of the weights: steps of the trainer before
+  int64_t state = 0;    // of the oldest weights that read what lies before; less than `version` where a
+                        // suspended episode went on from its state
+
+  // Whether the weights of `present` have read all of it and drawn it: then their log-probabilities are its
+  // own.
+  [[nodiscard]] bool is_of(int64_t present) const { return version == present && state == present; }
 };
 
 // One assistant's turn, tokens [begin, end), and what the environment made of it.

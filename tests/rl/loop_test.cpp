@@ -3,12 +3,14 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/file.h"
 #include "godwit/io/checkpoint_tensor.h"
 #include "godwit/model/checkpoint.h"
+#include "godwit/train/checkpoint.h"
 #include "tests/rl/tiny_policy.h"
 #include "tests/support/compare.h"
 #include "tests/support/files.h"
@@ -17,6 +19,25 @@ namespace godwit::rl {
 namespace {
 
 using nlohmann::json;
+
+// "interrupting": chatter, and at the given turn of the process somebody presses Ctrl-C.
+class Interrupting final : public Environment {
+ public:
+  static inline int64_t turns_until = 0;  // 0: nobody does
+
+  explicit Interrupting(const json& options) : inner_(make_environment("chatter", options)) {}
+  Task reset(uint64_t seed) override { return inner_->reset(seed); }
+  StepResult step(const ChatMessage& turn) override {
+    if (turns_until > 0 && --turns_until == 0) std::raise(SIGINT);
+    return inner_->step(turn);
+  }
+  std::string save() const override { return inner_->save(); }
+  void load(std::string_view saved) override { inner_->load(saved); }
+  uint64_t state_hash() const override { return inner_->state_hash(); }
+
+ private:
+  std::unique_ptr<Environment> inner_;
+};
 
 class RlRun : public ::testing::Test {
  protected:
@@ -128,6 +149,55 @@ TEST_F(RlRun, ResumesBitForBit) {
   const auto y = io::load_tensors(dir_ / "parts/model/model.safetensors");
   ASSERT_EQ(x.size(), y.size());
   for (size_t i = 0; i < x.size(); ++i) EXPECT_TRUE(test::bit_equal(x[i].second, y[i].second)) << x[i].first;
+}
+
+// Stopped in the middle of phases: the states of the episodes under way go through the checkpoint.
+TEST_F(RlRun, StoppedWithinAPhaseItGoesOnAtTheSameToken) {
+  register_environment("interrupting", [](const json& o) { return std::make_unique<Interrupting>(o); });
+  const std::vector<std::string> set = {"environment.0.name=interrupting", "environment.0.options.turns=3",
+                                        "rollout.turn_tokens=40", "rollout.concurrent=6", "eval.tasks=0"};
+  Interrupting::turns_until = 0;
+  run_rl(recipe("whole", set), {});
+  int64_t stops = 0, states = 0;
+  for (; stops < 50; ++stops) {
+    Interrupting::turns_until = 5 + 3 * stops;
+    const RlSummary s = run_rl(recipe("parts", set), {.resume = stops > 0});
+    if (s.finished) break;
+    const auto saved = load_newest_checkpoint(dir_ / "parts/checkpoints");
+    ASSERT_TRUE(saved.has_value());
+    for (const auto& [name, tensor] : saved->tensors) states += name.starts_with("suspended.");
+  }
+  EXPECT_GT(stops, 3);
+  EXPECT_GT(states, 0);
+  const auto a = rows("whole"), b = rows("parts");
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].dump(), b[i].dump());
+  const auto x = io::load_tensors(dir_ / "whole/model/model.safetensors");
+  const auto y = io::load_tensors(dir_ / "parts/model/model.safetensors");
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_TRUE(test::bit_equal(x[i].second, y[i].second)) << x[i].first;
+}
+
+// Partial rollouts on kept states: what trains is what was drawn, resume is bit for bit, and every token is
+// compared in the phase that drew it.
+TEST_F(RlRun, KeepsStatesThroughItsCheckpoints) {
+  const std::vector<std::string> set = {"rollout.finish_share=0.4", "rollout.groups=5",
+                                        "rollout.keep_states=true", "checkpoint.every=1"};
+  auto with_limit = set;
+  with_limit.emplace_back("train.time_limit_s=1e-9");
+  const RlSummary whole = run_rl(recipe("whole", set), {});
+  EXPECT_EQ(whole.max_dlogp, 0);
+  for (int i = 0; i < 3; ++i) run_rl(recipe("parts", with_limit), {.resume = i > 0});
+  run_rl(recipe("parts", set), {.resume = true});
+  const auto a = rows("whole"), b = rows("parts");
+  ASSERT_EQ(a.size(), b.size());
+  double staleness = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].dump(), b[i].dump());
+    EXPECT_EQ(a[i].at("max_dlogp"), 0);
+    EXPECT_GT(a[i].at("compared_tokens"), 0);
+    staleness += a[i].at("staleness").get<double>();
+  }
+  EXPECT_GT(staleness, 0);
 }
 
 // Two environments, a teacher for one of them: the student comes nearer to it where the teacher speaks.

@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <span>
 
 #include "godwit/io/base64.h"
@@ -76,14 +78,16 @@ TEST(Pictures, AreReadReplayedAndTrainedOn) {
   EXPECT_GT(rollouts.suspended(), 0);
   // Suspended episodes come back with their pictures.
   Rollouts again(model, o);
-  again.load(json::parse(rollouts.save().dump()));
+  again.load(rollouts.save());
   auto rest = again.run(0);
   for (auto& group : rest) groups.push_back(std::move(group));
   std::vector<PolicySample> samples;
+  size_t longest = 0;
   for (const auto& group : groups) {
     for (const Trajectory& t : group) {
       EXPECT_EQ(t.media.size(), 1u);
       EXPECT_EQ(t.pictures.size(), 1u);
+      longest = std::max(longest, t.ids.size());
       samples.push_back({.trajectory = &t, .advantages = std::vector<double>(t.turns.size(), 1.0)});
     }
   }
@@ -91,11 +95,28 @@ TEST(Pictures, AreReadReplayedAndTrainedOn) {
   const PolicyStepResult r = step.backward(samples, 0);
   EXPECT_EQ(r.max_dlogp, 0);
   EXPECT_GT(r.present_tokens, 20);
+  ASSERT_GT(longest, 128u);
+  const auto gradients = [&] {
+    std::map<std::string, at::Tensor> out;
+    for_each_param(model.config, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
+      if (value.grad().defined()) out.emplace(info.name, value.grad().clone());
+    });
+    return out;
+  };
+  const auto whole = gradients();
+  // The same a segment at a time, pictures and their tower included. fp32, rounded in another order.
+  PolicyStepOptions in_segments;
+  in_segments.segment_tokens = 64;
+  PolicyStep cut(model, in_segments);
+  EXPECT_EQ(cut.backward(samples, 0).max_dlogp, 0);
+  const auto parts = gradients();
   double reached = 0;
-  for_each_param(model.config, model.weights, [&](const ParamInfo& info, at::Tensor& value) {
-    if (info.name.starts_with("vision_tower.") && value.grad().defined())
-      reached += value.grad().abs().sum().item<double>();
-  });
+  for (const auto& [name, grad] : whole) {
+    const double size = grad.norm().item<double>();
+    ASSERT_TRUE(parts.contains(name)) << name;
+    EXPECT_LE((parts.at(name) - grad).norm().item<double>(), 1e-4 * size + 1e-9) << name;
+    if (name.starts_with("vision_tower.")) reached += size;
+  }
   EXPECT_GT(reached, 0);
 }
 

@@ -11,8 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include "godwit/rl/environment.h"
+#include "godwit/rl/rollout.h"
 #include "godwit/rl/sandbox.h"
 #include "godwit/rl/tool_environment.h"
+#include "tests/rl/tiny_policy.h"
 #include "tests/support/files.h"
 
 namespace godwit::rl {
@@ -113,6 +115,42 @@ TEST_F(Process, HangsCrashesFloodsAndNonsenseEndTheEpisodeWithAReason) {
   EXPECT_NE(reason({{"how", "hang"}}, nullptr, {{"cpu_s", 0.1}, {"answer_s", 30}}).find("signal"),
             std::string::npos);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+// The episodes beside it are what they are without it.
+TEST_F(Process, AHostileEnvironmentChangesNothingBesideIt) {
+  const LoadedModel model = test::tiny_policy(3);
+  test::register_chatter();
+  RolloutOptions o;
+  o.groups = 6;
+  o.samples = 2;
+  o.turn_tokens = 30;
+  o.context = 500;
+  o.concurrent = 4;
+  const EnvironmentChoice chatter{.name = "chatter", .options = "{}", .weight = 1, .teacher = ""};
+  o.environments = {chatter, chatter};
+  const auto alone = Rollouts(model, o).run(0);
+  int64_t beside = 0, ended = 0;
+  for (const char* how : {"hang", "crash", "flood"}) {
+    o.environments[1].name = "process";
+    o.environments[1].options = options_of("hostile.py", {{"how", how}}, {{"answer_s", 0.5}}).dump();
+    const auto groups = Rollouts(model, o).run(0);
+    ASSERT_EQ(groups.size(), alone.size());
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t k = 0; k < groups[g].size(); ++k) {
+        if (groups[g][k].environment == 0) {
+          EXPECT_EQ(json(groups[g][k]).dump(), json(alone[g][k]).dump()) << how;
+          ++beside;
+        } else {
+          EXPECT_TRUE(groups[g][k].reason.starts_with("environment: ") || groups[g][k].reason == "length")
+              << groups[g][k].reason;
+          ended += groups[g][k].reason.starts_with("environment: ");
+        }
+      }
+    }
+  }
+  EXPECT_GT(beside, 0);
+  EXPECT_GT(ended, 0);
 }
 
 TEST_F(Process, FilesOutsideAreNotThere) {
