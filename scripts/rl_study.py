@@ -4,7 +4,7 @@ there, measures all of them on the same unseen tasks, and prints one table a stu
 
     scripts/rl_study.py calculator [grid ...] [--seeds 1,2,3] [--minutes 5] [--jobs 1] [--out runs/studies]
 
-A job has two cores (taskset, two threads); --jobs of them run side by side. What is there already is not computed again, so an
+A job has --threads cores (taskset); --jobs of them run side by side. Models of this size gain nothing from a second thread. What is there already is not computed again, so an
 interrupted study goes on. Results: OUT/<study>/results.json and table.md. Python's standard library only.
 """
 import argparse
@@ -17,41 +17,54 @@ import queue
 import shutil
 import subprocess
 import sys
-import threading
 import time
 
 GODWIT = os.environ.get("GODWIT", "build/godwit")
 
-# demos: what the scripted expert plays (environment, episodes, options), imperfect on purpose. sft: changes of the recipe of fine-tuning; arms:
-# of configs/recipes/rl-<study>.toml (recipe: of another). steps: of a run, in the place of minutes: the same on every machine. eval: what of the environment is measured. context: tokens of an episode there.
+# demos: what the scripted expert plays (environment, episodes, options), imperfect on purpose. sft: changes of the recipe of fine-tuning. arms:
+# of configs/recipes/rl-<study>.toml (recipe: of another), rl: changes for all of them. steps: of a run, in the place of minutes: the same on every
+# machine. eval: what of the environment is measured. context: tokens of an episode there. minutes, tasks: at most.
+CALCULATOR = {"give_up": 0.5, "failure": 0.3, "twice": 0.25}
+LONGER = "sft, as long"  # the control that gets the same time: fine-tuning goes on
 STUDIES = {
     "calculator": {
-        "demos": [("calculator", 4000, {"give_up": 0.5, "failure": 0.3, "twice": 0.25})],
-        "arms": {"rl": [], "rl, efficiency 1": ["reward.efficiency=1"], "rl, MXFP4-aware": ["train.mxfp4_experts=true"],
-                 "sft, as long": None},
+        "demos": [("calculator", 4000, CALCULATOR)],
+        "arms": {"rl": [], "rl, MXFP4-aware": ["train.mxfp4_experts=true"], LONGER: None},
         "weights": [None, "mxfp4"],
         "eval": {"": {"failure": 0.3}},
     },
-    # A form of three minutes, to see that everything works.
-    "short": {
-        "recipe": "files",
-        "demos": [("files", 400, {"guess": 0.5, "submissions": 1})],
+    # The expert makes most calls twice and has turns enough for it, so that only the efficiency reward speaks against it.
+    "efficiency": {
+        "recipe": "calculator",
+        "demos": [("calculator", 3000, {"steps": 1, "failure": 0, "twice": 0.6})],
         "vocab": 320,
-        "holdout": 0.2,
-        "sft": ["stage.0.steps=150", "stage.0.batch_tokens=4096"],
-        "rl": ["rollout.groups=6"],
-        "steps": 8,
-        "arms": {"rl": []},
-        "eval": {"": {"submissions": 1}},
+        "sft": ["stage.0.steps=200"],
+        "rl": ["environment.0.options={steps = 1, failure = 0}"],
+        "minutes": 2,
+        "arms": {"rl": [], "rl, efficiency 1": ["reward.efficiency=1"]},
+        "eval": {"": {"steps": 1, "failure": 0}},
+    },
+    # A weak start and a longer chain: success is rare, right steps are not.
+    "process": {
+        "recipe": "calculator",
+        "demos": [("calculator", 4000, CALCULATOR)],
+        "sft": ["stage.0.steps=250"],
+        "rl": ["environment.0.options={steps = 4, failure = 0.3, turns = 16}"],
+        "minutes": 3,
+        "arms": {"rl": [], "rl, process 0.5": ["reward.process=0.5"]},
+        "eval": {"": {"steps": 4, "failure": 0.3, "turns": 16}},
     },
     "grid": {
         "demos": [("grid", 3000, {"width": 4, "height": 2, "turns": 10, "wander": 0.3})],
+        "minutes": 2,
         "arms": {"rl": [], "rl, process 0.5": ["reward.process=0.5"]},
         "eval": {"": {"width": 4, "height": 2, "turns": 10}},
     },
     "notes": {
         "demos": [("notes", 1200, {"facts": 2, "gap": 2}), ("notes", 800, {"facts": 2, "gap": 7}), ("notes", 250, {"facts": 2, "gap": 47})],
         "sft": ["stage.0.context=2048"],
+        "minutes": 4,
+        "tasks": 128,
         "arms": {"rl": []},
         "eval": {"asked at turn 10": {"facts": 2, "gap": 7}, "asked at turn 50": {"facts": 2, "gap": 47}},
         "context": 6144,
@@ -65,6 +78,23 @@ STUDIES = {
         "arms": {"rl": []},
         "eval": {"": {"submissions": 1}},
     },
+    "sql": {
+        "demos": [("sql", 4000, {"give_up": 0.5, "failure": 0.3})],
+        "vocab": 384,
+        "minutes": 3,
+        "arms": {"rl": []},
+        "eval": {"": {"failure": 0.3}},
+    },
+    "log-search": {
+        "demos": [("log_search", 3000, {"lines": 200, "failures": 4})],
+        "vocab": 320,
+        "minutes": 3,
+        "rl": ["environment.0.options={lines = 200, failures = 4}", "rollout.groups=8", "rollout.samples=8", "rollout.context=1024",
+               "rollout.concurrent=32", "reward.overlong_limit=0", "reward.overlong_buffer=0", "advantage.skip_equal=true", "train.segment_tokens=0",
+               "optimizer.muon_lr=1e-3", "optimizer.adamw_lr=1e-3"],
+        "arms": {"rl": []},
+        "eval": {"": {"lines": 200, "failures": 4}},
+    },
     "reading": {
         "demos": [("reading", 6000, {"slip": 0.3})],
         "vocab": 256,
@@ -74,13 +104,32 @@ STUDIES = {
         "arms": {"rl": []},
         "eval": {"": {}},
     },
-    "sql": {
-        "demos": [("sql", 4000, {"give_up": 0.5, "failure": 0.3})],
+    # A form of three minutes, to see that everything learns; and one of seconds, to see that everything runs.
+    "short": {
+        "recipe": "files",
+        "demos": [("files", 400, {"guess": 0.5, "submissions": 1})],
+        "vocab": 320,
+        "holdout": 0.2,
+        "sft": ["stage.0.steps=150", "stage.0.batch_tokens=4096"],
+        "rl": ["rollout.groups=6"],
+        "steps": 8,
         "arms": {"rl": []},
+        "eval": {"": {"submissions": 1}},
+    },
+    "seconds": {
+        "recipe": "calculator",
+        "demos": [("calculator", 40, CALCULATOR)],
+        "vocab": 300,
+        "holdout": 0.3,
+        "sft": ["stage.0.steps=2", "stage.0.batch_tokens=2048"],
+        "rl": ["rollout.groups=2", "rollout.samples=2", "rollout.turn_tokens=24", "reward.overlong_limit=20", "reward.overlong_buffer=20"],
+        "minutes": 0.02,
+        "steps": 2,
+        "arms": {"rl": [], "rl, MXFP4-aware": ["train.mxfp4_experts=true"], LONGER: None},
+        "weights": [None, "mxfp4"],
         "eval": {"": {"failure": 0.3}},
     },
 }
-LONGER = "sft, as long"  # the control that gets the same time: fine-tuning goes on
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t, by degrees of freedom
 
 
@@ -88,23 +137,21 @@ class Runner:
     def __init__(self, args):
         self.args = args
         allowed = sorted(os.sched_getaffinity(0))
-        self.taking = threading.Lock()
         self.cores = queue.Queue()
         for i in range(args.jobs):
-            self.cores.put(tuple(allowed[(args.first_core + 2 * i + k) % len(allowed)] for k in (0, 1)))
+            self.cores.put(tuple(allowed[(args.first_core + args.threads * i + k) % len(allowed)] for k in range(args.threads)))
         self.failed = False
         self.late = False  # no more commands: tables are made of what is there
         self.end = time.time() + args.limit if args.limit else math.inf
 
-    def run(self, log, command, pairs=1):
-        """One command on a pair of cores; its output goes behind `log`. `command` may be a function that makes it when its turn has come."""
-        with self.taking:
-            taken = [self.cores.get() for _ in range(pairs)]
+    def run(self, log, command):
+        """One command on a job's cores; its output goes behind `log`. `command` may be a function that makes it when its turn has come."""
+        cores = self.cores.get()
         try:
             words = [str(w) for w in (command() if callable(command) else command)]
             if self.args.jobs > 1 or self.args.first_core:
-                words = ["taskset", "-c", ",".join(f"{a},{b}" for a, b in taken)] + words
-            environment = dict(os.environ, OMP_NUM_THREADS=str(2 * pairs), OMP_WAIT_POLICY="passive")
+                words = ["taskset", "-c", ",".join(map(str, cores))] + words
+            environment = dict(os.environ, OMP_NUM_THREADS=str(len(cores)), OMP_WAIT_POLICY="passive")
             with open(log, "ab") as out:
                 out.write((" ".join(words) + "\n").encode())
                 out.flush()
@@ -113,8 +160,7 @@ class Runner:
                 raise RuntimeError(f"{' '.join(words[:6])} ...: exit status {done.returncode}, see {log}")
             return done.stdout.decode()
         finally:
-            for pair in taken:
-                self.cores.put(pair)
+            self.cores.put(cores)
 
     def sets(self, values):
         return [word for value in values for word in ("--set", value)]
@@ -132,11 +178,9 @@ class Runner:
         self.run(log, [GODWIT, "tokenizer", "train", *files, "--vocab-size", study.get("vocab", 448), "--out", out / "tokenizer"])
         self.run(log, [GODWIT, "data", "pack", *files, "--tokenizer", out / "tokenizer", "--holdout", study.get("holdout", 0.03), "--out", out / "data"])
         shutil.rmtree(out / "sft", ignore_errors=True)
-        begin = time.time()
         self.run(log, [GODWIT, "train", "configs/recipes/sft-calculator.toml", *self.sets(
             [f"out={out}/sft", f"tokenizer={out}/tokenizer", f"data.0.path={out}/data", f"seed={seed}",
-             "checkpoint.every=0"] + study.get("sft", []))], pairs=self.args.sft_pairs)
-        (out / "sft-seconds").write_text(f"{time.time() - begin:.0f}")
+             "checkpoint.every=0"] + study.get("sft", []))])
 
     def weaker(self, options):
         return dict(options, weaker=True) if self.args.weaker and "submissions" in options else options
@@ -154,7 +198,7 @@ class Runner:
 
         def fine_tuning():
             return [GODWIT, "train", "configs/recipes/sft-calculator.toml", *self.sets(
-                [f"init={out}/sft/model", "model.name=", "model.override={}", f"out={run}", f"data.0.path={out}/data", f"seed={seed + 100}",
+                [f"init={out}/sft/model", "model.name=", "model.override={}", f"tokenizer={out}/tokenizer", f"out={run}", f"data.0.path={out}/data", f"seed={seed + 100}",
                  "checkpoint.every=0"] + study.get("sft", []) + ["stage.0.steps=100000", f"train.minutes={minutes():.3f}"])]
 
         def learning():
@@ -165,6 +209,9 @@ class Runner:
 
         self.run(out / f"{self.folder(arm)}.log", fine_tuning if arm == LONGER else learning)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+    def tasks(self, name):
+        return min(self.args.tasks, STUDIES[name].get("tasks", self.args.tasks))
 
     def arms(self, name):
         return [a for a in STUDIES[name]["arms"] if not self.args.arm or a in self.args.arm]
@@ -184,7 +231,7 @@ class Runner:
                 raise RuntimeError("not measured")
             text = self.run(out / "eval.log", [
                 GODWIT, "eval", "tools", "--json", "--model", out / self.folder(arm) / "model", "--environment", study["demos"][0][0],
-                "--options", json.dumps(self.weaker(study["eval"][which])), "--samples", self.args.tasks, "--seed", 1000 + seed,
+                "--options", json.dumps(self.weaker(study["eval"][which])), "--samples", self.tasks(name), "--seed", 1000 + seed,
                 "--context", study.get("context", 1024)] + (["--weights", weights] if weights else []))
             kept.write_text(text)
         return json.loads(kept.read_text())
@@ -222,7 +269,7 @@ def table(runner, name, seeds):
     columns = [("success", lambda r: r["success"]["share"]), ("recovery", lambda r: r["recovery"]["share"]),
                ("calls", lambda r: r["solved_calls"]), ("redundant", lambda r: r["redundant"]), ("turn reward", lambda r: r["turn_reward"])]
     for which, weights in [(which, weights) for which in study["eval"] for weights in runner.weights(name)]:
-        lines.append(f"\n{name} {which} {'with ' + weights + ' weights ' if weights else ''}({runner.args.tasks} unseen tasks a seed; calls: of a solved task; +/- 95 % over seeds)\n")
+        lines.append(f"\n{name} {which} {'with ' + weights + ' weights ' if weights else ''}({runner.tasks(name)} unseen tasks a seed; calls: of a solved task; +/- 95 % over seeds)\n")
         lines.append("| arm | seed | success [95 %] | recovery [95 %] | calls | redundant | turn reward | steps | max abs dlogp |")
         lines.append("|---|---|---|---|---|---|---|---|---|")
         by_arm = {}
@@ -274,8 +321,8 @@ def main():
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--minutes", type=float, default=12, help="of each RL run")
     parser.add_argument("--tasks", type=int, default=512, help="of each evaluation")
-    parser.add_argument("--jobs", type=int, default=1, help="side by side, two cores each")
-    parser.add_argument("--sft-pairs", type=int, default=1, help="pairs of cores of a fine-tuning")
+    parser.add_argument("--jobs", type=int, default=1, help="side by side")
+    parser.add_argument("--threads", type=int, default=1, help="of a job")
     parser.add_argument("--first-core", type=int, default=0, help="of those that this process may use")
     parser.add_argument("--limit", type=float, default=0, help="seconds for everything: RL runs get shorter")
     parser.add_argument("--reserve", type=float, default=60, help="seconds of the limit that are kept for evaluations")
