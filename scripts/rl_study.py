@@ -85,15 +85,22 @@ STUDIES = {
         "arms": {"rl": []},
         "eval": {"": {"failure": 0.3}},
     },
-    "log-search": {
+    "log-find": {
         "demos": [("log_search", 3000, {"lines": 200, "failures": 4})],
         "vocab": 320,
         "minutes": 3,
-        "rl": ["environment.0.options={lines = 200, failures = 4}", "rollout.groups=8", "rollout.samples=8", "rollout.context=1024",
-               "rollout.concurrent=32", "reward.overlong_limit=0", "reward.overlong_buffer=0", "advantage.skip_equal=true", "train.segment_tokens=0",
-               "optimizer.muon_lr=1e-3", "optimizer.adamw_lr=1e-3"],
         "arms": {"rl": []},
         "eval": {"": {"lines": 200, "failures": 4}},
+    },
+    # Without the tool: the whole log is the observation.
+    "log-read": {
+        "recipe": "log-find",
+        "demos": [("log_search", 2000, {"lines": lines, "search": False, "failures": 2}) for lines in (6, 12, 24)],
+        "vocab": 320,
+        "minutes": 3,
+        "rl": ["environment.0.options={lines = 12, failures = 2, search = false}"],
+        "arms": {"rl": []},
+        "eval": {f"{lines} lines": {"lines": lines, "search": False, "failures": 2} for lines in (6, 12, 24)},
     },
     "reading": {
         "demos": [("reading", 6000, {"slip": 0.3})],
@@ -295,14 +302,15 @@ def table(runner, name, seeds):
                 mean, half = mean_interval([read(r) for r in rows.values()])
                 cells.append(f"{mean:.3f} ± {half:.3f}")
             lines.append(f"| **{arm}** | {len(rows)} seeds | {' | '.join(cells)} | | |")
-        for arm in runner.arms(name):
-            both = [s for s in by_arm.get(arm, {}) if s in by_arm.get("sft", {})]
+        arms = runner.arms(name)
+        for arm, other in [(arm, "sft") for arm in arms] + [(arm, arms[0]) for arm in arms[1:]]:
+            both = [s for s in by_arm.get(arm, {}) if s in by_arm.get(other, {})]
             if both:
                 cells = []
                 for _, read in columns:
-                    mean, half = mean_interval([read(by_arm[arm][s]) - read(by_arm["sft"][s]) for s in both])
+                    mean, half = mean_interval([read(by_arm[arm][s]) - read(by_arm[other][s]) for s in both])
                     cells.append(f"{mean:+.3f} ± {half:.3f}")
-                lines.append(f"| {arm} − sft | {len(both)} pairs | {' | '.join(cells)} | | |")
+                lines.append(f"| {arm} − {other} | {len(both)} pairs | {' | '.join(cells)} | | |")
     (runner.args.out / name / "results.json").write_text(json.dumps(results, indent=1))
     for arm in runner.arms(name) if runner.args.check else []:
         for seed in seeds:
