@@ -17,7 +17,7 @@ namespace godwit::kernels::cuda {
 
 struct MoeForwardParams {
   MoeShape shape;
-  MoeWeights w;  // kBf16 or kMxfp4
+  MoeWeights w;  // kBf16, kInt8 or kMxfp4
   const void* z = nullptr;
   const int32_t* experts = nullptr;  // [T, k]
   const float* weights = nullptr;    // [T, k]
@@ -28,7 +28,7 @@ struct MoeForwardParams {
 };
 // Both products of every row in the experts' order, in bf16.
 size_t moe_experts_saved_bytes(const MoeShape& shape);
-// Whether there are kernels for these sizes: widths that are multiples of 8 (bf16) or 512 (MXFP4).
+// Whether there are kernels for these sizes: widths that are multiples of 8 (bf16), 16 (int8) or 32 (MXFP4).
 bool moe_experts_fwd_takes(const MoeShape& shape, MoeFormat format);
 size_t moe_experts_fwd_workspace_bytes(const MoeShape& shape);
 int moe_experts_fwd(const MoeForwardParams& p);

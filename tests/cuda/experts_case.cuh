@@ -126,6 +126,17 @@ __global__ void unpack_packed(const uint8_t* codes, const uint8_t* scales, uint1
   }
 }
 
+// Random integers, and scales about 2^-7 that are no powers of two; their products rounded to bf16.
+__global__ void fill_int8(int8_t* values, float* scales, uint16_t* out, int64_t rows, int64_t columns,
+                          uint32_t seed) {
+  for (int64_t i = thread_index(); i < rows * columns; i += int64_t(gridDim.x) * blockDim.x) {
+    const float s = 0.3f / 127 / sqrtf(float(columns)) * (4 + (i / columns * 7 + seed) % 13);
+    const int v = max(-128, min(127, int(rintf(40 * deviate(i, seed)))));
+    values[i] = int8_t(v), out[i] = __bfloat16_as_ushort(__float2bfloat16(s * float(v)));
+    if (i % columns == 0) scales[i / columns] = s;
+  }
+}
+
 struct Reference {
   std::vector<double> out, d_z, d_weights, dw1, dw3, dw2;
 };
@@ -138,6 +149,7 @@ struct ExpertCase {
   std::vector<int32_t> choices;
   Buffer<uint16_t> z, w1, w3, w2, d_out;
   Buffer<uint8_t> c1, c3, c2, s1, s3, s2;  // MXFP4, if packed: then w1, w3, w2 are their values
+  Buffer<float> f1, f3, f2;                // int8, if packed so: then c1, c3, c2 are its bytes
   Buffer<int32_t> experts;
   Buffer<float> weights;
 
@@ -190,6 +202,10 @@ struct ExpertCase {
              .s2 = s2.get(),
              .format = godwit::kernels::MoeFormat::kMxfp4};
     }
+    if (f1.count > 0) {
+      p.w.s1 = f1.get(), p.w.s3 = f3.get(), p.w.s2 = f2.get();
+      p.w.format = godwit::kernels::MoeFormat::kInt8;
+    }
     p.z = z.get() + from * shape.width;
     p.experts = experts.get() + from * shape.k, p.weights = weights.get() + from * shape.k;
     return p;
@@ -206,6 +222,21 @@ struct ExpertCase {
     one(c1, s1, w1), one(c3, s3, w3), one(c2, s2, w2);
     CUDA_OK(cudaDeviceSynchronize());
     name += " MXFP4";
+  }
+
+  void pack_int8() {
+    int seed = 1;
+    const auto one = [&](Buffer<uint8_t>& bytes, Buffer<float>& scales, Buffer<uint16_t>& values,
+                         int64_t rows, int64_t columns) {
+      bytes = Buffer<uint8_t>(rows * columns), scales = Buffer<float>(rows);
+      fill_int8<<<2048, 256>>>(reinterpret_cast<int8_t*>(bytes.get()), scales.get(), values.get(), rows,
+                               columns, seed++);
+    };
+    one(c1, f1, w1, shape.experts * shape.inner, shape.width);
+    one(c3, f3, w3, shape.experts * shape.inner, shape.width);
+    one(c2, f2, w2, shape.experts * shape.width, shape.inner);
+    CUDA_OK(cudaDeviceSynchronize());
+    name += " int8";
   }
 
   Reference reference(bool gradients) const {

@@ -113,31 +113,48 @@ TEST_F(MoeExpertsCuda, SameBitsAgainAndAlone) {
   }
 }
 
-// MXFP4 weights: in the kernels, and unpacked where the widths are none of theirs.
+// Packed weights: MXFP4 in both kernels' widths, int8 in one.
 TEST_F(MoeExpertsCuda, PackedWeights) {
   at::manual_seed(4);
-  for (const int64_t width : {512, 96}) {
-    const int64_t experts = 6, inner = 2 * width;
-    const auto codes = [&](int64_t rows, int64_t cols) {
-      return at::randint(256, {experts, rows, cols / 2}, at::kByte);
+  for (const int64_t width : {512, 96, 0}) {  // 0: int8
+    const int64_t experts = 6, latent = width > 0 ? width : 80, inner = 2 * latent;
+    const auto packed = [&](int64_t rows, int64_t cols) -> std::pair<Tensor, Tensor> {
+      if (width > 0)
+        return {at::randint(256, {experts, rows, cols / 2}, at::kByte),
+                at::randint(118, 121, {experts, rows, cols / 32}, at::kByte)};
+      const auto [values, scale] = ops::quantize_int8(at::randn({experts, rows, cols}) * 0.1);
+      return {values, scale};
     };
-    const auto scales = [&](int64_t rows, int64_t cols) {
-      return at::randint(118, 121, {experts, rows, cols / 32}, at::kByte);
-    };
-    ops::QuantizedExperts w{codes(inner, width),  scales(inner, width), codes(inner, width),
-                            scales(inner, width), codes(width, inner),  scales(width, inner)};
+    const auto [w1, s1] = packed(inner, latent);
+    const auto [w3, s3] = packed(inner, latent);
+    const auto [w2, s2] = packed(latent, inner);
     const auto plain = [](const Tensor& c, const Tensor& s) {
       return ops::ref::dequantize(c, s).to(at::kDouble);
     };
-    const Tensor w1 = plain(w.w1, w.s1), w3 = plain(w.w3, w.s3), w2 = plain(w.w2, w.s2);
-    for (Tensor* t : {&w.w1, &w.s1, &w.w3, &w.s3, &w.w2, &w.s2}) *t = t->to(at::kCUDA);
+    const auto there = [](const Tensor& t) { return t.to(at::kCUDA); };
+    const ops::QuantizedExperts w{there(w1), there(s1), there(w3), there(s3), there(w2), there(s2)};
     for (const int64_t tokens : {1, 17, 64, 300}) {
-      const Arguments x = draw({tokens, 3, experts, width, 8});
-      const Tensor want = ops::ref::moe_experts(x.leaves[0], x.experts, x.leaves[1], w1, w3, w2, 4, 25);
+      const Arguments x = draw({tokens, 3, experts, latent, 8});
+      const Tensor want = ops::ref::moe_experts(x.leaves[0], x.experts, x.leaves[1], plain(w1, s1),
+                                                plain(w3, s3), plain(w2, s2), 4, 25);
       const Tensor got =
-          ops::moe_experts_quantized(x.leaves[0].to(at::kCUDA, at::kBFloat16), x.experts.to(at::kCUDA),
+          ops::moe_experts_quantized(x.leaves[0].to(at::kCUDA, at::kBFloat16), there(x.experts),
                                      x.leaves[1].to(at::kCUDA, at::kFloat), w, 4, 25);
       EXPECT_TRUE(close_norm(got, want, kBf16Chain)) << tokens << " tokens, width " << width;
+    }
+  }
+}
+
+// Linear layers with int8 weights: few rows, many, and widths that no kernel takes.
+TEST_F(MoeExpertsCuda, LinearInt8) {
+  at::manual_seed(5);
+  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{768, 200}, {80, 17000}, {20, 12}}) {
+    const auto [values, scale] = ops::quantize_int8(at::randn({out, in}));
+    const Tensor w = ops::ref::dequantize_int8(values, scale).to(at::kDouble);
+    for (const int64_t rows : {0, 1, 16, 33, 64, 65, 300}) {
+      const Tensor x = at::randn({rows, in}).to(at::kBFloat16);
+      const Tensor got = ops::linear_int8(x.to(at::kCUDA), values.to(at::kCUDA), scale.to(at::kCUDA));
+      EXPECT_TRUE(close_norm(got, at::linear(x.to(at::kDouble), w), kBf16Chain)) << rows << " rows of " << in;
     }
   }
 }

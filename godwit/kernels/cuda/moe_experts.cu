@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "godwit/kernels/cuda/sm90/experts_launch.cuh"
+#include "godwit/kernels/cuda/sm90/packed_rows.h"
 #include "godwit/kernels/moe_experts_cuda.h"
 
 namespace godwit::kernels::cuda {
@@ -76,29 +77,51 @@ int zero_gradients(const MoeBackwardParams& p) {
                   zero(p.d_w2, weights));
 }
 
+// Packed experts whose widths fill whole boxes of the tensor copies go through wgmma (experts_mxfp4.cuh).
+bool takes_boxes(const MoeShape& s) {
+  return s.width % 512 == 0 && s.inner % 512 == 0;
+}
+
+// Rows of the widest tile of a plan for these sizes.
+int tile_rows(const MoeShape& s, MoeFormat format) {
+  if (format == MoeFormat::kBf16) return sm90::kTileRows;
+  return format == MoeFormat::kMxfp4 && takes_boxes(s) ? sm90::packed_tile_rows() : sm90::packed_rows_tile(s);
+}
+
+// Weights that are packed in any widths: x has the experts' outputs only.
+int packed_rows_forward(const MoeForwardParams& p, const ForwardSpace& b) {
+  const MoeShape& s = p.shape;
+  const sm90::ExpertPlan& plan = b.plan;
+  return in_order([&] { return sm90::launch_plan(plan, p.experts, int(s.experts), p.stream); },
+                  [&] { return sm90::launch_packed_rows_glu(plan, s, p.w, p.z, b.h, p.stream); },
+                  [&] { return sm90::launch_packed_rows_out(plan, s, p.w, b.h, b.x, p.stream); },
+                  [&] { return sm90::launch_combine(plan, b.x, p.weights, s, p.out, p.stream); });
+}
+
 }  // namespace
 
 size_t moe_experts_fwd_workspace_bytes(const MoeShape& shape) {
   ForwardSpace space;
-  space.plan.tile_rows = sm90::packed_tile_rows();  // the more tiles of the two plans
+  space.plan.tile_rows = 16;  // the most tiles that any plan has
   return layout(shape, nullptr, &space);
 }
 
 bool moe_experts_fwd_takes(const MoeShape& s, MoeFormat format) {
-  const int64_t multiple = format == MoeFormat::kBf16 ? 8 : 512;
-  return (format == MoeFormat::kBf16 || format == MoeFormat::kMxfp4) && s.width > 0 && s.inner > 0 &&
-         s.width % multiple == 0 && s.inner % multiple == 0 && s.experts > 0 && s.experts <= 4096 &&
-         s.tokens * s.k <= int64_t{1} << 30;
+  if (format == MoeFormat::kFp32) return false;
+  const int64_t multiple = format == MoeFormat::kBf16 ? 8 : format == MoeFormat::kInt8 ? 16 : 32;
+  return s.width > 0 && s.inner > 0 && s.width % multiple == 0 && s.inner % multiple == 0 && s.experts > 0 &&
+         s.experts <= 4096 && s.tokens * s.k <= int64_t{1} << 30;
 }
 
 int moe_experts_fwd(const MoeForwardParams& p) {
   const MoeShape& s = p.shape;
   if (s.tokens == 0) return cudaSuccess;
   if (s.k == 0) return cudaMemsetAsync(p.out, 0, s.tokens * s.width * 2, p.stream);
-  const bool packed = p.w.format == MoeFormat::kMxfp4;
   ForwardSpace b;
-  if (packed) b.plan.tile_rows = sm90::packed_tile_rows();
+  b.plan.tile_rows = tile_rows(s, p.w.format);
   layout(s, p.workspace, &b);
+  const bool packed = p.w.format != MoeFormat::kBf16;
+  if (packed && !(p.w.format == MoeFormat::kMxfp4 && takes_boxes(s))) return packed_rows_forward(p, b);
   const sm90::ExpertPlan& plan = b.plan;
   const int k = int(s.k), width = int(s.width);
   return in_order([&] { return sm90::launch_plan(plan, p.experts, int(s.experts), p.stream); },

@@ -30,9 +30,11 @@ kernels::MoeShape shape_of(const Tensor& z, const Tensor& experts, int64_t count
 // Whether the Hopper kernels take these arguments.
 bool has_kernels(const Tensor& z, const Tensor& w1, const kernels::MoeShape& shape,
                  kernels::MoeFormat format) {
-  const bool types = z.scalar_type() == at::kBFloat16 &&
-                     w1.scalar_type() == (format == kernels::MoeFormat::kBf16 ? at::kBFloat16 : at::kByte);
-  return types && gpu::moe_experts_fwd_takes(shape, format) && cuda::is_hopper(z.device());
+  const at::ScalarType stored = format == kernels::MoeFormat::kBf16   ? at::kBFloat16
+                                : format == kernels::MoeFormat::kInt8 ? at::kChar
+                                                                      : at::kByte;
+  return z.scalar_type() == at::kBFloat16 && w1.scalar_type() == stored &&
+         gpu::moe_experts_fwd_takes(shape, format) && cuda::is_hopper(z.device());
 }
 
 // The kernels' view of the activations, and the tensors that keep it alive.
@@ -159,7 +161,8 @@ Tensor quantized_cuda(const Tensor& z, const Tensor& experts, const Tensor& weig
   const at::NoGradGuard no_grad;
   const c10::cuda::CUDAGuard guard(z.device());
   const auto shape = shape_of(z, experts, w1.size(0), w1.size(1), beta_gate, beta_up);
-  if (!has_kernels(z, w1, shape, kernels::MoeFormat::kMxfp4)) {
+  const auto format = w1.scalar_type() == at::kChar ? kernels::MoeFormat::kInt8 : kernels::MoeFormat::kMxfp4;
+  if (!has_kernels(z, w1, shape, format)) {
     const auto plain = [&](const Tensor& w, const Tensor& s) {
       return ref::dequantize(w, s).to(z.scalar_type());
     };
@@ -174,7 +177,7 @@ Tensor quantized_cuda(const Tensor& z, const Tensor& experts, const Tensor& weig
                       .s1 = cuda::pointer(scales[0]),
                       .s3 = cuda::pointer(scales[1]),
                       .s2 = cuda::pointer(scales[2]),
-                      .format = kernels::MoeFormat::kMxfp4});
+                      .format = format});
 }
 
 }  // namespace
