@@ -121,7 +121,9 @@ json time_decode(LoadedModel& model, const BenchDecodeArgs& args, int64_t batch,
   at::Tensor ids = random_ids(model, batch);
   const at::Tensor each = make_cu_seqlens(std::vector<int64_t>(batch, 1));
   std::unique_ptr<DecodeGraphs> recorded;
-  if (graphs) recorded = std::make_unique<DecodeGraphs>(model.config, model.weights, state, most);
+  if (graphs)
+    recorded = std::make_unique<DecodeGraphs>(model.config, model.weights, state,
+                                              DecodeGraphs::Options{.max_context = most});
   std::vector<int64_t> sequences(batch);
   std::iota(sequences.begin(), sequences.end(), 0);
   const auto step = [&] {

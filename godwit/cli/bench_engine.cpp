@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -38,6 +40,25 @@ std::vector<int32_t> random_tokens(const LoadedModel& model, int64_t count, uint
   for (int64_t i = 0; i < count; ++i)
     out[i] = static_cast<int32_t>(random_bits(seed, kPromptStream, static_cast<uint64_t>(i)) %
                                   static_cast<uint64_t>(model.tokenizer.ranks()));
+  return out;
+}
+
+// Pieces of a text, each from a place of its own; answers are greedy.
+std::vector<Request> text_requests(const LoadedModel& model, const BenchEngineArgs& args) {
+  std::ifstream file(args.text, std::ios::binary);
+  check(file.good(), "bench engine: cannot read {}", args.text);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::vector<int32_t> tokens = model.tokenizer.encode(text);
+  const auto size = static_cast<int64_t>(tokens.size());
+  check(size > args.prompt, "bench engine: {} has {} tokens, prompts need {}", args.text, size, args.prompt);
+  std::vector<Request> out;
+  for (int64_t i = 0; i < args.requests; ++i) {
+    const auto from = static_cast<int64_t>(random_bits(1, kPromptStream, static_cast<uint64_t>(i)) %
+                                           static_cast<uint64_t>(size - args.prompt));
+    out.push_back({.prompt = {tokens.begin() + from, tokens.begin() + from + args.prompt},
+                   .sampling = {.temperature = 0.0},
+                   .max_tokens = args.tokens});
+  }
   return out;
 }
 
@@ -89,6 +110,13 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
+int64_t count_same(const std::vector<Answer>& a, const std::vector<Answer>& b, bool bits) {
+  int64_t same = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    same += a[i].ids == b[i].ids && (!bits || a[i].logprobs == b[i].logprobs) ? 1 : 0;
+  return same;
+}
+
 json quantiles_ms(const std::vector<double>& seconds) {
   return {{"p50", 1e3 * quantile(seconds, 0.5)},
           {"p99", 1e3 * quantile(seconds, 0.99)},
@@ -138,16 +166,33 @@ json compare_alone(const LoadedModel& model, const BenchEngineArgs& args,
   EngineOptions options = engine_options(model, args);
   options.cache_tokens = 2 * options.max_context;
   Engine engine(model, options);
-  int64_t tokens = 0, bits = 0;
+  std::vector<Answer> alone(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
-    Answer one;
-    submit(engine, requests[i], one);
+    submit(engine, requests[i], alone[i]);
     engine.run_until_idle();
     engine.forget_prefixes();
-    tokens += one.ids == answers[i].ids ? 1 : 0;
-    bits += one.ids == answers[i].ids && one.logprobs == answers[i].logprobs ? 1 : 0;
   }
-  return {{"answers", requests.size()}, {"same_tokens", tokens}, {"same_bits", bits}};
+  return {{"answers", requests.size()},
+          {"same_tokens", count_same(alone, answers, /*bits=*/false)},
+          {"same_bits", count_same(alone, answers, /*bits=*/true)}};
+}
+
+// The same requests through an engine that drafts nothing.
+json compare_undrafted(const LoadedModel& model, BenchEngineArgs args, const std::vector<Request>& requests,
+                       const std::vector<Answer>& answers) {
+  args.draft_tokens = 0;
+  Engine engine(model, engine_options(model, args));
+  std::vector<Answer> plain(requests.size());
+  if (!model.device.is_cpu()) {
+    std::vector<Answer> warm(requests.size());
+    run_together(engine, requests, warm);
+  }
+  const json run = run_together(engine, requests, plain);
+  return {{"seconds", run["seconds"]},
+          {"drawn_per_s", run["drawn_per_s"]},
+          {"between_tokens_ms", run["between_tokens_ms"]},
+          {"same_tokens", count_same(plain, answers, /*bits=*/false)},
+          {"same_bits", count_same(plain, answers, /*bits=*/true)}};
 }
 
 // The drawn tokens' log-probabilities beside those of one forward call over prompt and answer, without a
@@ -198,6 +243,15 @@ void print_result(const json& out) {
             out["cached_tokens"].get<int64_t>(), out["prompt_tokens"].get<int64_t>(),
             out["preempted"].get<int64_t>(), out["accepted_tokens"].get<int64_t>(),
             out["drafted_tokens"].get<int64_t>());
+  if (out.contains("undrafted")) {
+    const json& plain = out["undrafted"];
+    print_out(
+        "  without drafts: {:.2f} s, {:.0f} tokens/s drawn, between tokens p50 {:.2f} ms; {} answers have "
+        "the same "
+        "tokens, {} the same bits\n",
+        number(plain["seconds"]), number(plain["drawn_per_s"]), number(plain["between_tokens_ms"]["p50"]),
+        plain["same_tokens"].get<int64_t>(), plain["same_bits"].get<int64_t>());
+  }
   if (!out.contains("alone")) return;
   print_out("  alone: {} of {} answers have the same tokens, {} the same bits\n",
             out["alone"]["same_tokens"].get<int64_t>(), out["alone"]["answers"].get<int64_t>(),
@@ -212,7 +266,8 @@ void print_result(const json& out) {
 int run_bench_engine(const BenchEngineArgs& args) {
   const at::NoGradGuard no_grad;
   const LoadedModel model = open_bench_model(args.model, args.dtype, args.weights, args.device);
-  const std::vector<Request> requests = make_requests(model, args);
+  const std::vector<Request> requests =
+      args.text.empty() ? make_requests(model, args) : text_requests(model, args);
   std::vector<Answer> answers(requests.size());
   json out;
   {
@@ -235,6 +290,11 @@ int run_bench_engine(const BenchEngineArgs& args) {
     const bool exact = args.deterministic || (model.device.is_cpu() && fp32);
     right = (!exact || out["alone"]["same_bits"] == out["alone"]["answers"]) &&
             out["forward"]["mean"].get<double>() < largest_difference(model, args);
+    if (args.draft_tokens > 0) {
+      out["undrafted"] = compare_undrafted(model, args, requests, answers);
+      right = right &&
+              (!model.device.is_cpu() || !exact || out["undrafted"]["same_bits"] == out["alone"]["answers"]);
+    }
   }
   if (args.json)
     print_json(out);

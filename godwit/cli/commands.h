@@ -231,6 +231,7 @@ struct BenchEngineArgs {
   bool deterministic = false;
   bool fp8_latents = false;
   bool check = false;  // answers beside those alone and beside the plain forward
+  std::string text;    // a file that prompts are taken from; empty: random tokens
   std::string dtype, weights;
   bool json = false;
   DeviceArgs device;

@@ -518,6 +518,7 @@ void add_bench_engine(Commands& commands, CLI::App* bench) {
   engine->add_option("--prompt", args->prompt, "tokens of a prompt on average, half to one and a half of it")
       ->check(kPositive)
       ->capture_default_str();
+  engine->add_option("--text", args->text, "prompts are pieces of this file (default: random tokens)");
   engine->add_option("--tokens", args->tokens, "drawn for each")->check(kPositive)->capture_default_str();
   engine->add_option("--max-sequences", args->max_sequences, "that run together")
       ->check(kPositive)

@@ -17,9 +17,10 @@ bool DecodeGraphs::supports(const ModelConfig& config, at::Device device, at::Sc
 }
 
 DecodeGraphs::DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state,
-                           int64_t max_context, int64_t least_rows)
-    : config_(config), weights_(weights), state_(state), least_rows_(least_rows) {
-  const int64_t padding = state.sequences() - 1, pages = (max_context + kLatentPage - 1) / kLatentPage;
+                           const Options& options)
+    : config_(config), weights_(weights), state_(state), options_(options) {
+  const int64_t padding = state.sequences() - 1,
+                pages = (options.max_context + kLatentPage - 1) / kLatentPage;
   check(padding >= 1 && state.reserve(padding, 1), "decode graphs: no page for padding rows");
   host_table_ = at::zeros({state.sequences(), pages}, at::TensorOptions(at::kInt).pinned_memory(true));
   table_ = host_table_.to(weights.embed.device());
@@ -44,56 +45,101 @@ void DecodeGraphs::update_table(const std::vector<int64_t>& sequences) {
   }
 }
 
-DecodeGraphs::Graph& DecodeGraphs::graph_for(int64_t batch) {
-  const auto rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(batch, least_rows_))));
-  Graph& g = graphs_[rows];
+DecodeGraphs::Graph& DecodeGraphs::graph_for(int64_t batch, int64_t tokens) {
+  const auto sequences =
+      static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(batch, options_.least_sequences))));
+  Graph& g = graphs_[{sequences, tokens}];
   if (g.in.ids.defined()) return g;
-  const int64_t padding = state_.sequence(state_.sequences() - 1).pages[0] * kLatentPage;
-  const auto pinned = [&](at::ScalarType type, int64_t value) {
-    return at::full({rows}, value, at::TensorOptions(type).pinned_memory(true));
+  const int64_t rows = sequences * tokens,
+                padding = state_.sequence(state_.sequences() - 1).pages[0] * kLatentPage;
+  const auto pinned = [&](at::ScalarType type, int64_t count, int64_t value) {
+    return at::full({count}, value, at::TensorOptions(type).pinned_memory(true));
   };
-  g.host_ids = pinned(at::kLong, 0);
-  g.host_slots = pinned(at::kInt, -1);
-  g.host_rows = pinned(at::kLong, padding);
-  g.host_lengths = pinned(at::kLong, 0);
+  g.host_ids = pinned(at::kLong, rows, 0);
+  g.host_slots = pinned(at::kInt, sequences, -1);
+  g.host_rows = pinned(at::kLong, rows, padding);
+  g.host_lengths = pinned(at::kLong, rows, 0);
   const at::Device device = table_.device();
   g.in = {.ids = g.host_ids.to(device),
           .slots = g.host_slots.to(device),
           .rows = g.host_rows.to(device),
           .tables = table_,
-          .lengths = g.host_lengths.to(device)};
+          .lengths = g.host_lengths.to(device),
+          .tokens = tokens};
   g.logits = at::empty({rows, config_.vocab_size}, at::TensorOptions(at::kFloat).device(device));
-  g.work = ops::record_graph(device, [this, &g] {
-    g.logits.copy_(
-        ops::linear(forward_device_step(config_, weights_, g.in, state_), head_weight(config_, weights_)));
+  auto* const kept = tokens > 1 ? &g.kept : nullptr;
+  g.work = ops::record_graph(device, [this, &g, kept] {
+    g.logits.copy_(ops::linear(forward_device_step(config_, weights_, g.in, state_, kept),
+                               head_weight(config_, weights_)));
   });
+  if (!kept) return g;
+  g.host_keep = pinned(at::kInt, sequences, 0);
+  g.keep = g.host_keep.to(device);
+  g.keeping = ops::record_graph(device, [&g] { keep_device_step(g.kept, g.keep); });
   return g;
 }
 
-at::Tensor DecodeGraphs::step(const std::vector<int64_t>& ids, const std::vector<int64_t>& sequences) {
-  const auto N = static_cast<int64_t>(ids.size());
-  if (!table_.is_cuda()) return {};
-  Graph& g = graph_for(N);
-  if (!g.work) return {};
+// The buffers of a step. Rows without a token write to the padding sequence's page and see nothing.
+void DecodeGraphs::fill(Graph& g, const std::vector<std::vector<int64_t>>& ids,
+                        const std::vector<int64_t>& sequences) {
   update_table(sequences);
-  const int64_t rows = g.host_ids.size(0),
+  const int64_t tokens = g.in.tokens,
                 padding = state_.sequence(state_.sequences() - 1).pages[0] * kLatentPage;
-  for (int64_t i = 0; i < rows; ++i) {
-    const bool used = i < N;
-    const int64_t n = used ? sequences[i] : -1, at = used ? state_.length(n) : 0;
-    g.host_ids.data_ptr<int64_t>()[i] = used ? ids[i] : 0;
+  for (int64_t i = 0; i < g.host_slots.size(0); ++i) {
+    const int64_t n = i < static_cast<int64_t>(ids.size()) ? sequences[i] : -1,
+                  given = n < 0 ? 0 : static_cast<int64_t>(ids[i].size());
     g.host_slots.data_ptr<int32_t>()[i] = static_cast<int32_t>(n);
-    g.host_lengths.data_ptr<int64_t>()[i] = used ? at + 1 : 0;
-    g.host_rows.data_ptr<int64_t>()[i] =
-        used ? state_.sequence(n).pages[at / kLatentPage] * kLatentPage + at % kLatentPage : padding;
+    for (int64_t m = 0; m < tokens; ++m) {
+      const bool used = m < given;
+      const int64_t row = i * tokens + m, at = used ? state_.length(n) + m : 0;
+      g.host_ids.data_ptr<int64_t>()[row] = used ? ids[i][m] : 0;
+      g.host_lengths.data_ptr<int64_t>()[row] = used ? at + 1 : 0;
+      g.host_rows.data_ptr<int64_t>()[row] =
+          used ? state_.sequence(n).pages[at / kLatentPage] * kLatentPage + at % kLatentPage : padding;
+    }
   }
   g.in.ids.copy_(g.host_ids, /*non_blocking=*/true);
   g.in.slots.copy_(g.host_slots, /*non_blocking=*/true);
   g.in.rows.copy_(g.host_rows, /*non_blocking=*/true);
   g.in.lengths.copy_(g.host_lengths, /*non_blocking=*/true);
+}
+
+at::Tensor DecodeGraphs::step(const std::vector<int64_t>& ids, const std::vector<int64_t>& sequences) {
+  const auto N = static_cast<int64_t>(ids.size());
+  Graph& g = graph_for(N, /*tokens=*/1);
+  check(g.work != nullptr, "decode graphs: the device records none");
+  std::vector<std::vector<int64_t>> each;
+  for (const int64_t id : ids) each.push_back({id});
+  fill(g, each, sequences);
   g.work->replay();
   for (const int64_t n : sequences) state_.advance(n, 1);
   return g.logits.narrow(0, 0, N);
+}
+
+at::Tensor DecodeGraphs::verify(const std::vector<std::vector<int64_t>>& ids,
+                                const std::vector<int64_t>& sequences) {
+  const auto N = static_cast<int64_t>(ids.size());
+  check(options_.most_tokens > 1, "decode graphs: made for steps of one token");
+  for (const auto& tokens : ids) {
+    check(static_cast<int64_t>(tokens.size()) <= options_.most_tokens,
+          "decode graphs: made for steps of {} tokens, got {}", options_.most_tokens, tokens.size());
+  }
+  verified_ = &graph_for(N, options_.most_tokens);
+  check(verified_->work && verified_->keeping, "decode graphs: the device records none");
+  fill(*verified_, ids, sequences);
+  verified_->work->replay();
+  return verified_->logits.narrow(0, 0, N * options_.most_tokens);
+}
+
+void DecodeGraphs::keep(const std::vector<int64_t>& taken) {
+  Graph& g = *verified_;
+  for (int64_t i = 0; i < g.host_keep.size(0); ++i) {
+    const int64_t n = i < static_cast<int64_t>(taken.size()) ? taken[i] : 0;
+    g.host_keep.data_ptr<int32_t>()[i] = static_cast<int32_t>(n);
+    if (n > 0) state_.advance(g.host_slots.data_ptr<int32_t>()[i], n);
+  }
+  g.keep.copy_(g.host_keep, /*non_blocking=*/true);
+  g.keeping->replay();
 }
 
 }  // namespace godwit

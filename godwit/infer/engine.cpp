@@ -37,7 +37,6 @@ bool needs_fixed_shapes(const LoadedModel& model, const EngineOptions& options) 
   check(uses_graphs(model, options),
         "engine: deterministic answers on a GPU need recorded steps: bf16, KDA heads of 128, latents in "
         "multiples of 64");
-  check(options.draft_tokens == 0, "engine: deterministic answers on a GPU exclude drafts");
   return true;
 }
 
@@ -68,8 +67,11 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options)
       prefix_(prefix_options(options_, fixed_shapes_), state_) {
   for (int64_t slot = options_.max_sequences; slot-- > 0;) free_slots_.push_back(slot);
   if (uses_graphs(model, options_))
-    graphs_ = std::make_unique<DecodeGraphs>(model.config, model.weights, state_, max_context_,
-                                             fixed_shapes_ ? options_.max_sequences : 1);
+    graphs_ = std::make_unique<DecodeGraphs>(
+        model.config, model.weights, state_,
+        DecodeGraphs::Options{.max_context = max_context_,
+                              .least_sequences = fixed_shapes_ ? options_.max_sequences : 1,
+                              .most_tokens = 1 + options_.draft_tokens});
   publish();
 }
 
@@ -294,7 +296,8 @@ std::vector<Engine::Piece> Engine::plan_step() {
   std::erase_if(pieces, [](const Piece& p) { return p.sequence->slot < 0; });
   std::stable_partition(pieces.begin(), pieces.end(), [](const Piece& p) { return p.steps(); });
   if (options_.draft_tokens > 0) {
-    for (Piece& piece : pieces) add_drafts(piece);
+    const bool recorded = graphs_ && (fixed_shapes_ || takes_graph(pieces));
+    for (Piece& piece : pieces) add_drafts(piece, recorded);
   }
   return pieces;
 }
@@ -318,8 +321,8 @@ std::vector<std::vector<Engine::Piece>> Engine::calls_of(std::vector<Piece> piec
   return calls;
 }
 
-// Drafts go where room is free: nothing is evicted for them.
-void Engine::add_drafts(Piece& piece) {
+// Drafts go where room is free: nothing is evicted for them. A recorded step needs no copy to go back to.
+void Engine::add_drafts(Piece& piece, bool recorded) {
   Sequence& s = *piece.sequence;
   if (!piece.draws()) return;
   const int64_t left = std::min(s.request->max_tokens - s.drawn(), max_context_ - s.size()) - 1;
@@ -328,22 +331,35 @@ void Engine::add_drafts(Piece& piece) {
   drafts.erase(std::find(drafts.begin(), drafts.end(), model_.config.media_id), drafts.end());
   if (drafts.empty() || !state_.reserve(s.slot, 1 + static_cast<int64_t>(drafts.size()))) return;
   piece.drafts = std::move(drafts);
-  piece.before = state_.copy_kda(s.slot);
+  if (!recorded) piece.before = state_.copy_kda(s.slot);
   stats_.drafted_tokens += static_cast<int64_t>(piece.drafts.size());
 }
 
-// Where all pieces are one token of sequences that draw: their logits on the host, by a recorded step.
-at::Tensor Engine::graph_step(const std::vector<Piece>& pieces) {
-  if (!graphs_) return {};
-  std::vector<int64_t> ids, slots;
+// Whether all pieces are the last tokens of sequences that draw.
+bool Engine::takes_graph(const std::vector<Piece>& pieces) const {
+  return graphs_ && std::all_of(pieces.begin(), pieces.end(), [](const Piece& p) { return p.draws(); });
+}
+
+// By a recorded step; where any has drafts, and always with fixed shapes, by one that has room for them.
+void Engine::graph_step(const std::vector<Piece>& pieces) {
+  const bool verify = options_.draft_tokens > 0 &&
+                      (fixed_shapes_ || std::any_of(pieces.begin(), pieces.end(),
+                                                    [](const auto& p) { return !p.drafts.empty(); }));
+  std::vector<std::vector<int64_t>> ids;
+  std::vector<int64_t> last, slots;
+  std::vector<Drawing> drawing;
   for (const Piece& piece : pieces) {
     const Sequence& s = *piece.sequence;
-    if (!piece.draws() || !piece.drafts.empty()) return {};
-    ids.push_back(s.tokens[piece.from]);
+    last.push_back(s.tokens[piece.from]);
+    ids.push_back({last.back()});
+    ids.back().insert(ids.back().end(), piece.drafts.begin(), piece.drafts.end());
     slots.push_back(s.slot);
+    const auto n = static_cast<int64_t>(drawing.size());
+    drawing.push_back({.piece = &piece, .row = verify ? n * (1 + options_.draft_tokens) : n});
   }
-  const at::Tensor logits = graphs_->step(ids, slots);
-  return logits;
+  if (!verify) return draw(drawing, graphs_->step(last, slots));
+  draw(drawing, graphs_->verify(ids, slots));
+  keep_drawn(drawing);
 }
 
 void Engine::feed(const std::vector<Piece>& pieces) {
@@ -368,8 +384,7 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   }
   at::Tensor logits;
   try {
-    logits = graph_step(pieces);
-    if (logits.defined()) return draw(drawing, logits);
+    if (takes_graph(pieces)) return graph_step(pieces);
     std::vector<at::Tensor> media;
     for (const Piece& piece : pieces) {
       const at::Tensor part = piece.sequence->media->vectors(piece.from, piece.to);
@@ -402,6 +417,9 @@ void Engine::feed(const std::vector<Piece>& pieces) {
   if (drawing.empty()) return;
   try {
     draw(drawing, logits);
+    for (const Drawing& d : drawing) {
+      if (!d.piece->drafts.empty()) take_back(d);
+    }
   } catch (const std::exception& e) {  // of the device's
     for (const Piece& piece : pieces)
       finish(*piece.sequence, {.reason = FinishReason::kError, .error = e.what()});

@@ -25,14 +25,15 @@ at::Tensor Engine::on_host(const at::Tensor& logits) {
 }
 
 void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
-  std::vector<Drawing*> active;
-  for (Drawing& d : drawings) active.push_back(&d);
-  while (!active.empty()) {
-    draw_rows(active, logits);
-    std::erase_if(active, [](const Drawing* d) { return !d->goes_on; });
+  std::vector<Drawing*> here, there;  // where they are drawn: on the host, on the device
+  for (Drawing& d : drawings) {
+    const bool device = !logits.is_cpu() && !fixed_shapes_ && d.piece->sequence->draws_on_device();
+    (device ? there : here).push_back(&d);
   }
-  for (const Drawing& d : drawings) {
-    if (!d.piece->drafts.empty()) take_back(d);
+  if (!there.empty()) draw_there(there, logits);
+  while (!here.empty()) {
+    draw_rows(here, logits);
+    std::erase_if(here, [](const Drawing* d) { return !d->goes_on; });
   }
 }
 
@@ -55,45 +56,50 @@ Engine::Outcome Engine::draw_here(Sequence& s, const at::Tensor& row) const {
   }
 }
 
-// One token of each. A sequence goes on to its next row where it drew what was fed there.
+// One token of each, on the host.
 void Engine::draw_rows(const std::vector<Drawing*>& drawings, const at::Tensor& logits) {
   std::vector<Outcome> outcomes(drawings.size());
-  std::vector<size_t> here, there;  // where they are drawn: on the host, on the device
-  for (size_t i = 0; i < drawings.size(); ++i) {
-    const bool device = !logits.is_cpu() && !fixed_shapes_ && drawings[i]->piece->sequence->draws_on_device();
-    (device ? there : here).push_back(i);
-  }
-  if (!there.empty()) {
-    std::vector<DeviceDraw> draws;
-    for (const size_t i : there) draws.push_back(drawings[i]->on_device(logits.device()));
-    const std::vector<DeviceOutcome> drawn = draw_on_device(logits, draws);
-    for (size_t i = 0; i < there.size(); ++i) outcomes[there[i]] = Outcome(drawn[i].sampled, drawn[i].error);
-  }
   std::vector<int64_t> rows;
-  for (const size_t i : here) rows.push_back(drawings[i]->row + drawings[i]->taken);
+  for (const Drawing* d : drawings) rows.push_back(d->row + d->taken);
   at::Tensor host = logits;
-  if (!here.empty() && !logits.is_cpu())
+  if (!logits.is_cpu())
     host = on_host(logits.index_select(0, at::tensor(rows, at::kLong).to(logits.device())));
-  parallel_for(0, static_cast<int64_t>(here.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      outcomes[here[i]] = draw_here(*drawings[here[i]]->piece->sequence, host[logits.is_cpu() ? rows[i] : i]);
+      outcomes[i] = draw_here(*drawings[i]->piece->sequence, host[logits.is_cpu() ? rows[i] : i]);
   });
-  for (size_t i = 0; i < drawings.size(); ++i) {
-    Drawing& d = *drawings[i];
-    Sequence& s = *d.piece->sequence;
-    const std::vector<int32_t>& drafts = d.piece->drafts;
-    if (outcomes[i].error.empty()) {
-      const bool drafted =
-          d.taken < static_cast<int64_t>(drafts.size()) && outcomes[i].token.id == drafts[d.taken];
-      take_token(s, std::move(outcomes[i].token));
-      ++d.taken;
-      stats_.accepted_tokens += drafted ? 1 : 0;
-      d.goes_on = drafted && !s.finished;
-    } else {
-      finish(s, {.reason = FinishReason::kError, .error = outcomes[i].error});
-      d.goes_on = false;
-    }
+  for (size_t i = 0; i < drawings.size(); ++i) take_outcome(*drawings[i], std::move(outcomes[i]));
+}
+
+// From all rows at once: what is drawn there depends on no token drawn before.
+void Engine::draw_there(const std::vector<Drawing*>& drawings, const at::Tensor& logits) {
+  std::vector<DeviceDraw> draws;
+  for (const Drawing* d : drawings) {
+    for (int64_t i = 0; i <= d->drafts(); ++i) draws.push_back(d->on_device(logits.device(), i));
   }
+  const std::vector<DeviceOutcome> drawn = draw_on_device(logits, draws);
+  size_t at = 0;
+  for (Drawing* d : drawings) {
+    const size_t next = at + static_cast<size_t>(d->drafts()) + 1;
+    for (; at < next && d->goes_on; ++at) take_outcome(*d, Outcome(drawn[at].sampled, drawn[at].error));
+    at = next;
+  }
+}
+
+// A sequence goes on to its next row where it drew what was fed there.
+void Engine::take_outcome(Drawing& d, Outcome outcome) {
+  Sequence& s = *d.piece->sequence;
+  const std::vector<int32_t>& drafts = d.piece->drafts;
+  if (!outcome.error.empty()) {
+    finish(s, {.reason = FinishReason::kError, .error = outcome.error});
+    d.goes_on = false;
+    return;
+  }
+  const bool drafted = d.taken < d.drafts() && outcome.token.id == drafts[d.taken];
+  take_token(s, std::move(outcome.token));
+  ++d.taken;
+  stats_.accepted_tokens += drafted ? 1 : 0;
+  d.goes_on = drafted && !s.finished;
 }
 
 // The state stands behind all drafts; it goes back behind the tokens that were drawn. The last drawn token is
@@ -105,6 +111,13 @@ void Engine::take_back(const Drawing& d) {
   state_.rewind(slot, piece.before, fed);
   replay_steps(model_.config, model_.weights, state_, slot, d.call_row, d.taken);
   state_.advance(slot, d.taken);
+}
+
+// The same after a recorded step, which left the states where they were.
+void Engine::keep_drawn(const std::vector<Drawing>& drawings) {
+  std::vector<int64_t> taken;
+  for (const Drawing& d : drawings) taken.push_back(d.piece->sequence->finished ? 0 : d.taken);
+  graphs_->keep(taken);
 }
 
 void Engine::take_token(Sequence& s, DrawnToken token) {

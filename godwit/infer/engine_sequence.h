@@ -64,10 +64,12 @@ struct Engine::Drawing {
   int64_t taken = 0;     // tokens drawn so far
   bool goes_on = true;
 
-  DeviceDraw on_device(at::Device device) const {
+  int64_t drafts() const { return static_cast<int64_t>(piece->drafts.size()); }
+  // Of its row `i`, before any was taken.
+  DeviceDraw on_device(at::Device device, int64_t i) const {
     Sequence& s = *piece->sequence;
     if (!s.forbidden_there.defined()) s.forbidden_there = s.forbidden.to(device);
-    return {.row = row + taken, .params = &s.sampling, .position = s.size(), .forbidden = s.forbidden_there};
+    return {.row = row + i, .params = &s.sampling, .position = s.size() + i, .forbidden = s.forbidden_there};
   }
 };
 

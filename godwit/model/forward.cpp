@@ -386,19 +386,33 @@ Tensor forward_segment(const ModelConfig& config, const ModelWeights& weights, c
 }
 
 Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weights, const DeviceStep& step,
-                           ModelState& state) {
+                           ModelState& state, std::vector<ops::KdaDecodeArgs>* kept) {
   check(!config.mla.rotary, "forward: recorded steps know no rotation of positions");
-  const int64_t B = step.ids.size(0);
+  const int64_t B = step.slots.size(0), rows = B * step.tokens;
   auto places = std::make_shared<StatePlaces>();
-  places->step_sequences = places->steps = B;
+  places->step_sequences = places->steps = rows;
   places->on_device = true;
+  places->tokens = step.tokens;
+  places->kept = kept;
+  if (kept) {
+    kept->clear();
+    places->keep = at::zeros_like(step.slots);
+  }
   places->step_slots = step.slots;
-  places->step_table = step.tables.index_select(0, step.slots.clamp_min(0));
+  const Tensor slot_of_row = step.slots.clamp_min(0).unsqueeze(1).expand({B, step.tokens}).reshape({rows});
+  places->step_table = step.tables.index_select(0, slot_of_row);
   places->step_lengths = step.lengths;
   places->rows = step.rows;
-  const PackedBatch batch{.ids = step.ids, .cu_seqlens = at::arange(B + 1, at::kLong)};
+  const PackedBatch batch{.ids = step.ids, .cu_seqlens = at::arange(rows + 1, at::kLong)};
   return run_layers(config, weights, {batch, &state.layers(), {}, places, Tensor()},
                     first_stream(config, at::embedding(weights.embed, step.ids)));
+}
+
+void keep_device_step(const std::vector<ops::KdaDecodeArgs>& kept, const Tensor& n) {
+  for (ops::KdaDecodeArgs args : kept) {
+    args.keep = n;
+    ops::kda_decode(args);
+  }
 }
 
 void replay_steps(const ModelConfig& config, const ModelWeights& weights, ModelState& state, int64_t sequence,

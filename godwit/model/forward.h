@@ -70,18 +70,23 @@ at::Tensor forward_segment(const ModelConfig& config, const ModelWeights& weight
                            int64_t begin, std::vector<LayerState>& carried,
                            const ForwardOptions& options = {});
 
-// One token of each of B rows, whose places lie on the model's device: the work is the same whatever they
-// are, so it can be recorded (ops/step_graph.h). For bf16 on a GPU.
+// The next `tokens` tokens of each of B sequences, whose places lie on the model's device: the work is the
+// same whatever they are, so it can be recorded (ops/step_graph.h). For bf16 on a GPU. Row n * tokens + m is
+// token m of sequence n.
 struct DeviceStep {
-  at::Tensor ids;      // [B] int64
-  at::Tensor slots;    // [B] int32: sequence of the state, -1 for a row that pads the batch
-  at::Tensor rows;     // [B] int64: where the token's row goes among a layer's flattened pages
+  at::Tensor ids;      // [B * tokens] int64
+  at::Tensor slots;    // [B] int32: sequence of the state, -1 for one that pads the batch
+  at::Tensor rows;     // [B * tokens] int64: where the token's row goes among a layer's flattened pages
   at::Tensor tables;   // [S, M] int32: pages of every sequence of the state
-  at::Tensor lengths;  // [B] int64: rows that it sees, its own among them; 0 for padding
+  at::Tensor lengths;  // [B * tokens] int64: rows that it sees, its own among them; 0 for padding
+  int64_t tokens = 1;
 };
-// Hidden states [B, D] as of forward_hidden. Lengths of the state are the caller's to advance.
+// Hidden states [B * tokens, D] as of forward_hidden. Lengths of the state are the caller's to advance. With
+// `kept` the KDA states stay as they are, and keep_device_step(kept, n) later brings the first n [B] int32 of
+// the tokens of each sequence to them.
 at::Tensor forward_device_step(const ModelConfig& config, const ModelWeights& weights, const DeviceStep& step,
-                               ModelState& state);
+                               ModelState& state, std::vector<ops::KdaDecodeArgs>* kept = nullptr);
+void keep_device_step(const std::vector<ops::KdaDecodeArgs>& kept, const at::Tensor& n);
 
 // Brings step rows of the last call with `record` to the KDA states of a sequence again: `count` rows from
 // row `first` of that call. The sequence's length is not changed.

@@ -120,26 +120,29 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
     return config.kda.full_rank_gate ? ops::linear(x, w.g_proj) : ops::linear(ops::linear(x, w.g_a), w.g_b);
   };
   if (places && places->on_device) {
-    return ops::linear(ops::kda_decode({.q = ops::linear(x, w.q_proj),
-                                        .k = ops::linear(x, w.k_proj),
-                                        .v = ops::linear(x, w.v_proj),
-                                        .z = ops::linear(ops::linear(x, w.f_a), w.f_b),
-                                        .gate = gate_of(),
-                                        .b = ops::linear(x, w.b_proj),
-                                        .q_conv = w.q_conv,
-                                        .k_conv = w.k_conv,
-                                        .v_conv = w.v_conv,
-                                        .A_log = w.A_log,
-                                        .dt_bias = w.dt_bias.view({H, K}),
-                                        .o_norm = w.o_norm,
-                                        .gate_bound = config.kda.gate_lower_bound,
-                                        .norm_eps = config.rms_norm_eps,
-                                        .conv_q = state->conv_q,
-                                        .conv_k = state->conv_k,
-                                        .conv_v = state->conv_v,
-                                        .state = state->recurrent,
-                                        .slots = places->step_slots}),
-                       w.o_proj);
+    ops::KdaDecodeArgs args{.q = ops::linear(x, w.q_proj),
+                            .k = ops::linear(x, w.k_proj),
+                            .v = ops::linear(x, w.v_proj),
+                            .z = ops::linear(ops::linear(x, w.f_a), w.f_b),
+                            .gate = gate_of(),
+                            .b = ops::linear(x, w.b_proj),
+                            .q_conv = w.q_conv,
+                            .k_conv = w.k_conv,
+                            .v_conv = w.v_conv,
+                            .A_log = w.A_log,
+                            .dt_bias = w.dt_bias.view({H, K}),
+                            .o_norm = w.o_norm,
+                            .gate_bound = config.kda.gate_lower_bound,
+                            .norm_eps = config.rms_norm_eps,
+                            .conv_q = state->conv_q,
+                            .conv_k = state->conv_k,
+                            .conv_v = state->conv_v,
+                            .state = state->recurrent,
+                            .slots = places->step_slots,
+                            .keep = places->kept ? std::optional(places->keep) : std::nullopt,
+                            .tokens = places->tokens};
+    if (places->kept) places->kept->push_back(args);
+    return ops::linear(ops::kda_decode(args), w.o_proj);
   }
   const auto heads = [&](const Tensor& t) { return t.view({T, H, K}); };
   std::vector<Tensor> projected;

@@ -19,8 +19,13 @@ struct StatePlaces {
   // By step row, on the CPU: slot [steps] int64; what it sees, [steps, M] int32 and [steps] int64.
   at::Tensor step_slots, step_table, step_lengths;
   bool on_device = false;  // the step rows' places lie on the device, slots int32, -1 for padding
-  bool record = false;     // keep the step rows' inputs in KdaState::step_inputs
-  bool fused = false;      // all rows are steps and of the kind that ops/layer_step.h takes
+  // On the device: tokens of each sequence, whose slots are [N]; with `kept`, which takes what the KDA layers
+  // were given, `keep` [N] int32 says after how many of them the states are written back.
+  int64_t tokens = 1;
+  at::Tensor keep;
+  std::vector<ops::KdaDecodeArgs>* kept = nullptr;
+  bool record = false;  // keep the step rows' inputs in KdaState::step_inputs
+  bool fused = false;   // all rows are steps and of the kind that ops/layer_step.h takes
 };
 
 // Kimi Delta Attention with output norm and gate (report eq. 1, 2, 5, 6). Advances `state` if given, together
