@@ -5,15 +5,20 @@ import statistics
 import torch
 
 
+def medians_ms(*functions, repeat=15, warm=3):
+    """The functions take turns, so that a GPU that slows down slows all of them."""
+    times = [[] for _ in functions]
+    for i in range(warm + repeat):
+        for f, own in zip(functions, times):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            f()
+            b.record()
+            b.synchronize()
+            if i >= warm:
+                own.append(a.elapsed_time(b))
+    return [statistics.median(own) for own in times]
+
+
 def median_ms(f, repeat=15, warm=3):
-    for _ in range(warm):
-        f()
-    times = []
-    for _ in range(repeat):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
-    return statistics.median(times)
+    return medians_ms(f, repeat=repeat, warm=warm)[0]

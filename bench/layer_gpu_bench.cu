@@ -77,7 +77,7 @@ void bench_router(const Rates& rates) {
   });
   rates.row("histogram alone", once, [&] { return qb_histogram(h); });
   rates.row("router backward", once, [&] {
-    return moe_router_bwd({d.get(), scores.get(), chosen.get(), d_logits.get(), T, E, k, true, 1.f});
+    return moe_router_bwd({d.get(), logits.get(), chosen.get(), d_logits.get(), T, E, k, true, 1.f});
   });
 }
 

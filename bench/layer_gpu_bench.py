@@ -41,12 +41,11 @@ def router_rows():
         weights = scores.gather(1, chosen[:, :k])
         return weights / (weights.sum(-1, keepdim=True) + 1e-20), chosen, scores, values[:, k]
 
-    def ours():
-        return ops.moe_router_fwd(logits, bias, k, True, 1.0, 1, 1)
+    def ours(with_scores=False):
+        return ops.moe_router_fwd(logits, bias, k, True, 1.0, 1, 1, with_scores)
 
-    def with_histogram():
-        _, _, scores, cutoff = ours()
-        ops.qb_histogram(scores, cutoff, -1.1, 1.1, counts)
+    def with_histogram():  # as a training step calls them
+        ops.qb_histogram(logits, ours()[3], -1.1, 1.1, counts, True)
 
     def plain_histogram():
         _, _, scores, cutoff = plain()
@@ -55,11 +54,12 @@ def router_rows():
 
     biased = logits.sigmoid() + bias
     agree = (ours()[0] == plain()[1][:, :k]).float().mean().item()
-    yield f"choices, weights, scores, cutoff (the choices agree with topk's: {agree:.6f})", ours, 2 * 4 * T * E, plain, "plain PyTorch"
-    yield "the same", ours, 2 * 4 * T * E, lambda: biased.topk(k + 1, dim=-1), "torch.topk alone"
-    yield "with Quantile Balancing's histogram", with_histogram, 3 * 4 * T * E, plain_histogram, "plain PyTorch"
-    d, scores, chosen = new(T, k, dtype=torch.float32), ours()[2], ours()[0]
-    yield "backward", lambda: ops.moe_router_bwd(d, scores, chosen, True, 1.0), 4 * T * E, None, ""
+    yield f"choices, weights, cutoff (the choices agree with topk's: {agree:.6f})", ours, 4 * T * E, plain, "plain PyTorch"
+    yield "the same", ours, 4 * T * E, lambda: biased.topk(k + 1, dim=-1), "torch.topk alone"
+    yield "and scores", lambda: ours(True), 2 * 4 * T * E, plain, "plain PyTorch"
+    yield "without scores, with Quantile Balancing's histogram", with_histogram, 4 * T * E, plain_histogram, "plain PyTorch"
+    d, chosen = new(T, k, dtype=torch.float32), ours()[0]
+    yield "backward", lambda: ops.moe_router_bwd(d, logits, chosen, True, 1.0), 4 * T * E, None, ""
 
 
 def mix_rows(only_fla=False):

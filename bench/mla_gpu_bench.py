@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_timing import median_ms
+from gpu_timing import median_ms, medians_ms
 
 
 def kernels_of(f):
@@ -40,10 +40,13 @@ def prefill_rows(T, H):
             with sdpa_kernel(backend):
                 return F.scaled_dot_product_attention(*heads, is_causal=True, scale=scale)
         ways[name] = forced
+    names = list(ways)
+    with torch.no_grad():
+        paired = dict(zip(names, medians_ms(*[ways[n] for n in names[:2]], repeat=31)))  # these two take turns
     for name, f in ways.items():
         try:
             with torch.no_grad():
-                ms = median_ms(f)
+                ms = paired[name] if name in paired else median_ms(f)
                 yield f"| T {T:,}, H {H} | {name} | {ms:.3f} | {flops / ms / 1e9:.0f} | {kernels_of(f)} |"
         except RuntimeError as error:
             yield f"| T {T:,}, H {H} | {name} | - | - | {str(error).splitlines()[0][:60]} |"
@@ -55,8 +58,7 @@ def prefill_rows(T, H):
         torch.autograd.grad([out], leaves, [d.view(out.shape) if out.dim() == 3 else d.transpose(0, 1).unsqueeze(0)])
     ours = lambda: both(lambda: torch.ops.godwit.attention(*leaves, cu, cu, scale, 0))
     sdpa = lambda: both(lambda: F.scaled_dot_product_attention(*[t.transpose(0, 1).unsqueeze(0) for t in leaves], is_causal=True, scale=scale))
-    for name, f in (("op, forward and backward", ours), ("`scaled_dot_product_attention`, forward and backward", sdpa)):
-        ms = median_ms(f)
+    for name, ms in zip(("op, forward and backward", "`scaled_dot_product_attention`, forward and backward"), medians_ms(ours, sdpa)):
         yield f"| T {T:,}, H {H} | {name} | {ms:.3f} | {3.5 * flops / ms / 1e9:.0f} | |"
 
 

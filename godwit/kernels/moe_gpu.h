@@ -36,7 +36,7 @@ int moe_router_fwd(const RouterParams& p);
 // d_logits [T, E], zero but for the chosen.
 struct RouterBwdParams {
   const float* d_weights = nullptr;  // [T, k]
-  const float* scores = nullptr;     // [T, E]
+  const float* logits = nullptr;     // [T, E]; the scores are taken from them again
   const int32_t* chosen = nullptr;   // [T, k]
   float* d_logits = nullptr;         // [T, E], aligned to 16 bytes
   int64_t tokens = 0;

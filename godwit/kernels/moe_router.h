@@ -19,7 +19,7 @@ struct RouterForm {
   int64_t topk_groups = 1;
 };
 
-// Arrays: logits, scores [T, E]; bias [E]; chosen, weights [T, k]; cutoff [T].
+// Arrays: logits, scores [T, E]; bias [E]; chosen, weights [T, k]; cutoff [T]. scores may be null.
 struct RouterForward {
   RouterForm form;
   const float* logits = nullptr;
@@ -31,11 +31,11 @@ struct RouterForward {
 };
 void moe_router_fwd(int64_t tokens, const RouterForward& args);
 
-// d_logits [T, E], zero but for the chosen.
+// d_logits [T, E], zero but for the chosen. The scores are taken from the logits again.
 struct RouterBackward {
   RouterForm form;
   const float* d_weights = nullptr;
-  const float* scores = nullptr;
+  const float* logits = nullptr;
   const int32_t* chosen = nullptr;
   float* d_logits = nullptr;
 };

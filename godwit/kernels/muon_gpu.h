@@ -34,4 +34,15 @@ struct MuonWeightParams {
 };
 int muon_weight(const MuonWeightParams& p);
 
+// Symmetric matrices of which only blocks of `block` rows up to and with the diagonal's block are there: the
+// rest becomes their mirror image. side and block are multiples of 64.
+struct MirrorParams {
+  int64_t n = 0;  // matrices
+  int side = 0;
+  int block = 0;
+  void* x = nullptr;  // [n, side, side] bf16
+  CUstream_st* stream = nullptr;
+};
+int mirror_lower(const MirrorParams& p);
+
 }  // namespace godwit::kernels::cuda

@@ -5,6 +5,7 @@
 #include "godwit/model/layers.h"
 #include "godwit/ops/layer_step.h"
 #include "godwit/ops/linear_wide.h"
+#include "godwit/ops/moe_routing.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -22,8 +23,8 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
   const Tensor z = m.latent > 0 ? ops::linear(x, w.down) : x;  // [T, L]
   const Tensor& seen = m.router_input == RouterInput::kLatent ? z : x;
   const Tensor logits = ops::linear_wide(seen, w.router);
-  const auto [weights, experts, scores, cutoff] = ops::moe_router(
-      logits, w.router_bias, m.experts_per_token, m.renormalize, m.scale, m.groups, m.topk_groups);
+  const auto [weights, experts, cutoff] = ops::moe_route(logits, w.router_bias, m.experts_per_token,
+                                                         m.renormalize, m.scale, m.groups, m.topk_groups);
   Tensor u =
       ops::moe_experts(z, experts, weights, w.w1, w.w3, w.w2, config.glu_gate_beta(), config.glu_up_beta());
   if (m.latent > 0) {
@@ -35,7 +36,7 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
               .logits = logits,
               .experts = experts,
               .weights = weights,
-              .scores = scores,
+              .scores = {},
               .cutoff = cutoff,
               .cu_seqlens = {}};
   return w.shared ? u + mlp_layer(config, *w.shared, x) : u;

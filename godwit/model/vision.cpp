@@ -253,7 +253,7 @@ class Tower {
     const auto [q, k, v] = ops::rotate_qkv(qkv, rotation_);
     if (at_once_ && !in_time && ops::takes_flash_packed(q, v)) {
       const double scale = 1.0 / std::sqrt(static_cast<double>(d));
-      const Tensor o = ops::flash_packed(q, k, v, offsets_, /*causal=*/false, scale);
+      const Tensor o = ops::flash_packed(q, k, v, offsets_, offsets_, {.scale = scale, .causal = false});
       return ops::linear(o.reshape({P, H * d}), block.wo);
     }
     const std::vector<Tensor> qs = by_run(q, runs_), ks = by_run(k, runs_), vs = by_run(v, runs_);

@@ -1,13 +1,13 @@
 // attention: on the CPU in fp32 with widths that are multiples of 16 our own kernels (docs/attention.md),
 // whose rows depend on nothing but what they see. On a GPU in 16 bits one launch of PyTorch's flash kernel
-// for all sequences, but where whole long sequences make cuDNN faster, and long contexts (attention_past.h).
+// for all sequences (flash_packed.h), but where cuDNN is faster: whole sequences of one round length, long
+// documents (attention_documents.h) and long contexts (attention_past.h).
 // Elsewhere one scaled_dot_product_attention per sequence (flash on both devices), cut into blocks of queries
 // where a mask is needed, so that no [T, T] matrix is ever held:
 //   whole sequence, no window      is_causal, no mask; a batch of them where all are equally long
 //   one query                      no mask: it sees every key in its window
 //   queries after cached keys      on a GPU one call whose causal corner is at the bottom right; else blocks
-//   of
-//                                  kBlock queries, mask [kBlock, keys up to the block's end]
+//                                  of kBlock queries, mask [kBlock, keys up to the block's end]
 //   window                         blocks of queries over the band of keys they can see: linear in T
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "godwit/ops/arguments.h"
+#include "godwit/ops/attention_documents.h"
 #include "godwit/ops/attention_past.h"
 #include "godwit/ops/autograd_util.h"
+#include "godwit/ops/flash_packed.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/traced.h"
 
@@ -125,11 +127,21 @@ Tensor one_sequence(const Sequence& s) {
   return out.size() == 1 ? out[0] : at::cat(out, 2);
 }
 
-// The length of all sequences, where they are whole and equally long; 0 otherwise.
-int64_t even_length(const Tensor& q, const Tensor& k, const Tensor& cu_q) {
-  const int64_t n = cu_q.numel() - 1;
-  if (n <= 0 || q.size(0) != k.size(0) || q.size(0) % n != 0) return 0;
-  return (cu_q.diff() == q.size(0) / n).all().item<bool>() ? q.size(0) / n : 0;
+// The sequences of a call.
+struct Pack {
+  const Tensor& cu_q;
+  const Tensor& cu_k;
+  double scale;
+  int64_t window;
+  bool whole;    // no cached keys
+  int64_t even;  // the length of all sequences where they are whole and equally long, and no window; else 0
+};
+Pack pack_of(const Tensor& cu_q, const Tensor& cu_k, double scale, int64_t window) {
+  Pack p{cu_q, cu_k, scale, window, cu_q.is_same(cu_k) || cu_q.equal(cu_k), 0};
+  if (!p.whole || window > 0 || cu_q.numel() < 2) return p;
+  const Tensor lengths = cu_q.diff();
+  if ((lengths == lengths[0]).all().item<bool>()) p.even = lengths[0].item<int64_t>();
+  return p;
 }
 
 std::vector<Tensor> by_sequence(const Tensor& x, const int64_t* offsets, int64_t sequences) {
@@ -138,16 +150,16 @@ std::vector<Tensor> by_sequence(const Tensor& x, const int64_t* offsets, int64_t
   return at::split_with_sizes(x, lengths);
 }
 
-Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
-               double scale, int64_t window) {
+Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Pack& pack) {
+  const auto& [cu_q, cu_k, scale, window, whole, even] = pack;
   const Tensor starts_q = cu_q.contiguous(), starts_k = cu_k.contiguous();
   const auto* at_q = starts_q.const_data_ptr<int64_t>();
   const auto* at_k = starts_k.const_data_ptr<int64_t>();
   // The CPU's flash kernel wants one width for keys and values: zeros are appended and cut off again.
   const int64_t pad = q.is_cpu() && v.size(2) < q.size(2) ? q.size(2) - v.size(2) : 0;
   const Tensor values = pad > 0 ? at::constant_pad_nd(v, {0, pad}) : v;
-  if (const int64_t length = even_length(q, k, cu_q); length > 0 && window == 0) {
-    const auto batch = [&](const Tensor& x) {
+  if (even > 0) {
+    const auto batch = [length = even](const Tensor& x) {
       return x.view({-1, length, x.size(1), x.size(2)}).transpose(1, 2);
     };
     const Tensor o =
@@ -174,29 +186,17 @@ Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   return out.size() == 1 ? out[0].contiguous() : at::cat(out);
 }
 
-// Whether one launch of the flash kernel for all sequences is the better way on this GPU. It reads offsets
-// and lays the diagonal bottom-right as wanted, but takes values as wide as keys (ours are padded): cuDNN is
-// faster for whole sequences, but makes a plan for each length that it meets, which takes longer than a step.
-bool takes_flash(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, int64_t window) {
-  const auto type = q.scalar_type();
-  if (!q.is_cuda() || (type != at::kBFloat16 && type != at::kHalf) || q.numel() == 0) return false;
-  if (q.size(2) % 8 != 0 || q.size(2) > 256 || v.size(2) > q.size(2)) return false;
-  const int64_t length = even_length(q, k, cu_q);
-  return window > 0 || length == 0 || length % kPlanned != 0;
-}
-
-Tensor by_flash(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
-                double scale, int64_t window) {
-  const int64_t width = v.size(2);
-  const Tensor values = width < q.size(2) ? at::constant_pad_nd(v, {0, q.size(2) - width}) : v;
-  const auto on_device = [&](const Tensor& cu) { return cu.to(at::kInt).to(q.device()); };
-  const std::optional<int64_t> left = window > 0 ? std::optional(window - 1) : std::nullopt;
-  const std::optional<int64_t> right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
-  const Tensor o = std::get<0>(at::_flash_attention_forward(
-      q, k, values, on_device(cu_q), on_device(cu_k), cu_q.diff().max().item<int64_t>(),
-      cu_k.diff().max().item<int64_t>(), /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, scale, left, right));
-  return o.narrow(2, 0, width).contiguous();
+// On a GPU in 16 bits where nobody watches.
+Tensor by_gpu(const Tensor& q, const Tensor& k, const Tensor& v, const Pack& pack) {
+  if (pack.cu_q.numel() == 2 && pack.window == 0 && !needs_grad(q, k, v) &&
+      takes_attention_over_past(q, k, v)) {
+    return attention_over_past(q, k, v, pack.scale);
+  }
+  const bool planned = pack.even > 0 && pack.even % kPlanned == 0;
+  if (!takes_flash_packed(q, v) || planned) return by_sdpa(q, k, v, pack);
+  if (pack.whole && pack.window == 0 && takes_attention_by_documents(q, v, pack.cu_q))
+    return attention_by_documents(q, k, v, pack.cu_q, pack.scale);
+  return flash_packed(q, k, v, pack.cu_q, pack.cu_k, {.scale = pack.scale, .window = pack.window});
 }
 
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -241,15 +241,16 @@ Tensor plain_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                  double scale, int64_t window) {
   const at::NoGradGuard no_grad;
   check_arguments(q, k, v, cu_q, cu_k, window);
-  return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+  return by_sdpa(q, k, v, pack_of(cu_q, cu_k, scale, window));
 }
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 Gradients plain_bwd(const Tensor& grad_o, const Tensor& q, const Tensor& k, const Tensor& v,
                     const Tensor& cu_q, const Tensor& cu_k, double scale, int64_t window) {
+  const Pack pack = pack_of(cu_q, cu_k, scale, window);
   const auto d = composition_grads({q, k, v}, {grad_o}, [&](const torch::autograd::variable_list& x) {
-    return torch::autograd::variable_list{by_sdpa(x[0], x[1], x[2], cu_q, cu_k, scale, window)};
+    return torch::autograd::variable_list{by_sdpa(x[0], x[1], x[2], pack)};
   });
   return {d[0].contiguous(), d[1].contiguous(), d[2].contiguous()};
 }
@@ -285,10 +286,8 @@ Tensor attention_composite(const Tensor& q, const Tensor& k, const Tensor& v, co
                        v.size(2) > 0 && q.size(2) % 16 == 0 && v.size(2) % 16 == 0;
   if (!kernels) {
     if (is_observed(q)) return PlainAttention::apply(q, k, v, cu_q, cu_k, scale, window);
-    if (cu_q.numel() == 2 && window == 0 && !needs_grad(q, k, v) && takes_attention_over_past(q, k, v))
-      return attention_over_past(q, k, v, scale);
-    if (takes_flash(q, k, v, cu_q, window)) return by_flash(q, k, v, cu_q, cu_k, scale, window);
-    return by_sdpa(q, k, v, cu_q, cu_k, scale, window);
+    const Pack pack = pack_of(cu_q, cu_k, scale, window);
+    return q.is_cuda() ? by_gpu(q, k, v, pack) : by_sdpa(q, k, v, pack);
   }
   if (needs_grad(q, k, v)) return Attention::apply(q, k, v, cu_q, cu_k, scale, window);
   static const auto op = typed_handle<Forward>("godwit::attention_fwd");

@@ -9,9 +9,17 @@ namespace godwit::ops {
 // Whether there is such a kernel for queries and keys q [T, H, D] and values v [T, H, D'].
 bool takes_flash_packed(const at::Tensor& q, const at::Tensor& v);
 
-// q, k, v [T, H, D]; cu_seqlens int64 [N+1] on the CPU, for queries and keys alike. Returns [T, H, D],
-// differentiable. Sequences of no tokens are allowed.
-at::Tensor flash_packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const at::Tensor& cu_seqlens, bool causal, double scale);
+// causal: a sequence's last query sees its last key, so queries may come after cached keys. window > 0
+// (causal only): a query sees that many keys, its own one included.
+struct FlashOptions {
+  double scale = 1;
+  bool causal = true;
+  int64_t window = 0;
+};
+
+// q [Tq, H, D], k [Tk, H, D], v [Tk, H, D'], D' at most D; cu_q, cu_k int64 [N+1] on the CPU. Returns
+// [Tq, H, D'], differentiable. Sequences of no tokens are allowed.
+at::Tensor flash_packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& cu_q,
+                        const at::Tensor& cu_k, const FlashOptions& options);
 
 }  // namespace godwit::ops

@@ -313,8 +313,8 @@ kernels::MoeFormat format_of(const Matrix& w) {
 void routed_experts(const MoeLayerStep& l, const float* z, const float* logits, int64_t count, int64_t width,
                     float* out) {
   const int64_t E = l.w1->size(0), k = l.k;
-  const Scratch work(count * (2 * k + E + 1));
-  float *weights = work.data(), *scores = weights + count * k, *cutoff = scores + count * E;
+  const Scratch work(count * (2 * k + 1));
+  float *weights = work.data(), *cutoff = weights + count * k;
   auto* chosen = reinterpret_cast<int32_t*>(cutoff + count);
   kernels::moe_router_fwd(count, {.form = {.experts = E,
                                            .k = k,
@@ -326,7 +326,6 @@ void routed_experts(const MoeLayerStep& l, const float* z, const float* logits, 
                                   .bias = floats(l.router_bias),
                                   .chosen = chosen,
                                   .weights = weights,
-                                  .scores = scores,
                                   .cutoff = cutoff});
   kernels::MoePlan plan;
   kernels::make_moe_plan(chosen, count * k, E, &plan);

@@ -8,6 +8,7 @@
 #include "godwit/kernels/moe_router.h"
 #include "godwit/ops/arguments.h"
 #include "godwit/ops/dispatch.h"
+#include "godwit/ops/moe_routing.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_router_ref.h"
 #include "godwit/ops/traced.h"
@@ -35,16 +36,16 @@ void check_arguments(const Tensor& logits, const Tensor& bias, int64_t k, int64_
 
 using Routes = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-Routes empty_routes(const Tensor& logits, int64_t k) {
-  const c10::SymInt tokens = logits.sym_size(0);
-  return {meta_tensor({tokens, k}, logits, at::kInt), meta_tensor({tokens, k}, logits), meta_like(logits),
-          meta_tensor({tokens}, logits)};
+Routes empty_routes(const Tensor& logits, int64_t k, bool with_scores) {
+  const c10::SymInt tokens = logits.sym_size(0), scored = with_scores ? tokens : c10::SymInt(0);
+  return {meta_tensor({tokens, k}, logits, at::kInt), meta_tensor({tokens, k}, logits),
+          meta_tensor({scored, logits.sym_size(1)}, logits), meta_tensor({tokens}, logits)};
 }
 
 Routes fwd_cpu(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
-               int64_t groups, int64_t topk_groups) {
+               int64_t groups, int64_t topk_groups, bool with_scores) {
   const Tensor x = as_float(logits), b = as_float(bias);
-  auto [experts, weights, scores, cutoff] = empty_routes(x, k);
+  auto [experts, weights, scores, cutoff] = empty_routes(x, k, with_scores);
   kernels::moe_router_fwd(x.size(0), {.form = {.experts = x.size(1),
                                                .k = k,
                                                .renormalize = renormalize,
@@ -55,34 +56,34 @@ Routes fwd_cpu(const Tensor& logits, const Tensor& bias, int64_t k, bool renorma
                                       .bias = b.const_data_ptr<float>(),
                                       .chosen = experts.mutable_data_ptr<int32_t>(),
                                       .weights = weights.mutable_data_ptr<float>(),
-                                      .scores = scores.mutable_data_ptr<float>(),
+                                      .scores = with_scores ? scores.mutable_data_ptr<float>() : nullptr,
                                       .cutoff = cutoff.mutable_data_ptr<float>()});
   return {experts, weights, scores, cutoff};
 }
 
-Tensor bwd_cpu(const Tensor& d_weights, const Tensor& scores, const Tensor& experts, bool renormalize,
+Tensor bwd_cpu(const Tensor& d_weights, const Tensor& logits, const Tensor& experts, bool renormalize,
                double scale) {
-  const Tensor d = as_float(d_weights), s = as_float(scores), chosen = experts.contiguous();
-  Tensor d_logits = at::empty(s.sizes(), s.options());
-  kernels::moe_router_bwd(s.size(0), {.form = {.experts = s.size(1),
+  const Tensor d = as_float(d_weights), x = as_float(logits), chosen = experts.contiguous();
+  Tensor d_logits = at::empty(x.sizes(), x.options());
+  kernels::moe_router_bwd(x.size(0), {.form = {.experts = x.size(1),
                                                .k = d.size(1),
                                                .renormalize = renormalize,
                                                .scale = static_cast<float>(scale)},
                                       .d_weights = d.const_data_ptr<float>(),
-                                      .scores = s.const_data_ptr<float>(),
+                                      .logits = x.const_data_ptr<float>(),
                                       .chosen = chosen.const_data_ptr<int32_t>(),
                                       .d_logits = d_logits.mutable_data_ptr<float>()});
   return d_logits;
 }
 
 Routes fwd_meta(const Tensor& logits, const Tensor& /*bias*/, int64_t k, bool /*renormalize*/,
-                double /*scale*/, int64_t /*groups*/, int64_t /*topk_groups*/) {
-  return empty_routes(logits, k);
+                double /*scale*/, int64_t /*groups*/, int64_t /*topk_groups*/, bool with_scores) {
+  return empty_routes(logits, k, with_scores);
 }
 
-Tensor bwd_meta(const Tensor& /*d_weights*/, const Tensor& scores, const Tensor& /*experts*/,
+Tensor bwd_meta(const Tensor& /*d_weights*/, const Tensor& logits, const Tensor& /*experts*/,
                 bool /*renormalize*/, double /*scale*/) {
-  return meta_like(scores);
+  return meta_like(logits);
 }
 
 using Fwd = decltype(fwd_cpu);
@@ -92,12 +93,12 @@ class Router : public torch::autograd::Function<Router> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const Tensor& logits,
                                                 const Tensor& bias, int64_t k, bool renormalize, double scale,
-                                                int64_t groups, int64_t topk_groups) {
+                                                int64_t groups, int64_t topk_groups, bool with_scores) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = typed_op<Fwd>("godwit::moe_router_fwd");
     const auto [experts, weights, scores, cutoff] =
-        op.call(logits, bias, k, renormalize, scale, groups, topk_groups);
-    ctx->save_for_backward({scores, experts});
+        op.call(logits, bias, k, renormalize, scale, groups, topk_groups, with_scores);
+    ctx->save_for_backward({logits, experts});
     ctx->saved_data["renormalize"] = renormalize;
     ctx->saved_data["scale"] = scale;
     ctx->mark_non_differentiable({experts, scores, cutoff});
@@ -110,39 +111,41 @@ class Router : public torch::autograd::Function<Router> {
     const auto saved = ctx->get_saved_variables();
     const Tensor d_logits = op.call(grads[1], saved[0], saved[1], ctx->saved_data["renormalize"].toBool(),
                                     ctx->saved_data["scale"].toDouble());
-    return {d_logits, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {d_logits, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
 Routes router_composite(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
-                        int64_t groups, int64_t topk_groups) {
+                        int64_t groups, int64_t topk_groups, bool with_scores) {
   if (!is_dataless(logits)) check_arguments(logits, bias, k, groups, topk_groups);
   static const auto op = typed_op<Fwd>("godwit::moe_router_fwd");
   const auto weights_first = [](const Routes& r) {
     return Routes{std::get<1>(r), std::get<0>(r), std::get<2>(r), std::get<3>(r)};
   };
   if (!has_kernel(op, logits)) {
-    return ref::moe_router(logits, bias, k, renormalize, scale, groups, topk_groups);
+    Routes r = ref::moe_router(logits, bias, k, renormalize, scale, groups, topk_groups);
+    if (!with_scores) std::get<2>(r) = std::get<2>(r).narrow(0, 0, 0);
+    return r;
   }
   const Tensor detached = bias.detach();
   if (!needs_grad(logits)) {
-    return weights_first(op.call(logits, detached, k, renormalize, scale, groups, topk_groups));
+    return weights_first(op.call(logits, detached, k, renormalize, scale, groups, topk_groups, with_scores));
   }
-  const auto out = Router::apply(logits, detached, k, renormalize, scale, groups, topk_groups);
+  const auto out = Router::apply(logits, detached, k, renormalize, scale, groups, topk_groups, with_scores);
   return {out[1], out[0], out[2], out[3]};
 }
 
 TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def(
       "moe_router(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int "
-      "topk_groups) -> "
+      "topk_groups, bool with_scores=True) -> "
       "(Tensor weights, Tensor experts, Tensor scores, Tensor cutoff)");
   m.def(
       "moe_router_fwd(Tensor logits, Tensor bias, int k, bool renormalize, float scale, int groups, int "
-      "topk_groups) -> "
+      "topk_groups, bool with_scores) -> "
       "(Tensor experts, Tensor weights, Tensor scores, Tensor cutoff)");
   m.def(
-      "moe_router_bwd(Tensor d_weights, Tensor scores, Tensor experts, bool renormalize, float scale) -> "
+      "moe_router_bwd(Tensor d_weights, Tensor logits, Tensor experts, bool renormalize, float scale) -> "
       "Tensor");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeImplicitAutograd, m) {
@@ -157,13 +160,26 @@ TORCH_LIBRARY_IMPL(godwit, Meta, m) {
   m.impl("moe_router_bwd", bwd_meta);
 }
 
+Routes call(const Tensor& logits, const Tensor& bias, int64_t k, bool renormalize, double scale,
+            int64_t groups, int64_t topk_groups, bool with_scores) {
+  static const auto op = typed_op<decltype(router_composite)>("godwit::moe_router");
+  return op.call(logits, bias, k, renormalize, scale, groups, topk_groups, with_scores);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_router(const Tensor& logits, const Tensor& bias, int64_t k,
                                                       bool renormalize, double scale, int64_t groups,
                                                       int64_t topk_groups) {
-  static const auto op = typed_op<decltype(router_composite)>("godwit::moe_router");
-  return op.call(logits, bias, k, renormalize, scale, groups, topk_groups);
+  return call(logits, bias, k, renormalize, scale, groups, topk_groups, /*with_scores=*/true);
+}
+
+std::tuple<Tensor, Tensor, Tensor> moe_route(const Tensor& logits, const Tensor& bias, int64_t k,
+                                             bool renormalize, double scale, int64_t groups,
+                                             int64_t topk_groups) {
+  const auto [weights, experts, scores, cutoff] =
+      call(logits, bias, k, renormalize, scale, groups, topk_groups, /*with_scores=*/false);
+  return {weights, experts, cutoff};
 }
 
 }  // namespace godwit::ops

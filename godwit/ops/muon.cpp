@@ -17,18 +17,22 @@ TORCH_LIBRARY_FRAGMENT(godwit, m) {
   m.def(
       "muon_momentum_(Tensor(a!) momentum, Tensor grad, Tensor(b!) update, float grad_scale, float mu, bool "
       "nesterov) -> ()");
+  m.def("mirror_lower_(Tensor(a!) batch, int block) -> ()");
   m.def("muon_weight_(Tensor(a!) weight, Tensor update, Tensor(b!)? copy, float keep, float rate) -> ()");
 }
 TORCH_LIBRARY_IMPL(godwit, CompositeExplicitAutograd, m) {
   m.impl("muon_momentum_", ref::muon_momentum_);
   m.impl("muon_weight_", ref::muon_weight_);
+  m.impl("mirror_lower_", ref::mirror_lower_);
 }
 
 void momentum_meta(Tensor& /*momentum*/, const Tensor& /*grad*/, Tensor& /*update*/, double /*grad_scale*/,
                    double /*mu*/, bool /*nesterov*/) {}
 void weight_meta(Tensor& /*weight*/, const Tensor& /*update*/, const std::optional<Tensor>& /*copy*/,
                  double /*keep*/, double /*rate*/) {}
+void mirror_meta(Tensor& /*batch*/, int64_t /*block*/) {}
 TORCH_LIBRARY_IMPL(godwit, Meta, m) {
+  m.impl("mirror_lower_", mirror_meta);
   m.impl("muon_momentum_", momentum_meta);
   m.impl("muon_weight_", weight_meta);
 }

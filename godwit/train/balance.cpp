@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "godwit/base/check.h"
+#include "godwit/ops/moe_routing.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -146,22 +147,22 @@ void Balancer::begin_step() {
   }
 }
 
-void Balancer::observe(size_t index, const at::Tensor& experts, const at::Tensor& scores,
+void Balancer::observe(size_t index, const at::Tensor& experts, const at::Tensor& logits,
                        const at::Tensor& cutoff) {
   at::NoGradGuard no_grad;
   Layer& layer = layers_.at(index);
   check(!layer.counts.defined() || layer.range_min < layer.range_max,
         "balance: {}: observe comes after begin_step", layer.name);
-  check(experts.dim() == 2 && experts.size(1) == layer.k && scores.size(1) == layer.experts(),
+  check(experts.dim() == 2 && experts.size(1) == layer.k && logits.size(1) == layer.experts(),
         "balance: {}: expected {} of {} experts, got {} of {}", layer.name, layer.k, layer.experts(),
-        experts.size(1), scores.size(1));
+        experts.size(1), logits.size(1));
   const at::Tensor chosen = experts.reshape(-1).to(at::kLong);
   layer.load.scatter_add_(0, chosen, at::ones_like(chosen));
-  if (!layer.probe.defined() && scores.size(0) > 0)
-    layer.probe = scores.narrow(0, 0, std::min(kProbeTokens, scores.size(0))).clone();
+  if (!layer.probe.defined() && logits.size(0) > 0)
+    layer.probe = logits.narrow(0, 0, std::min(kProbeTokens, logits.size(0))).sigmoid();
   if (layer.counts.defined() &&
       layer.k < layer.experts())  // with k = E there is no cutoff and nothing to balance
-    ops::qb_histogram(scores, cutoff, layer.range_min, layer.range_max, layer.counts);
+    ops::qb_histogram_of_logits(logits, cutoff, layer.range_min, layer.range_max, layer.counts);
 }
 
 BalanceReport Balancer::end_step(int64_t batch_tokens, const Reduce& reduce) {

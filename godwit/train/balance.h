@@ -90,9 +90,9 @@ class Balancer {
   // away ends with the next begin_step.
   void begin_step();
 
-  // One layer's routing of one micro-batch, as ops::moe_router returned it. Once a token: not again when the
-  // backward pass recomputes the forward.
-  void observe(size_t layer, const at::Tensor& experts, const at::Tensor& scores, const at::Tensor& cutoff);
+  // One layer's routing of one micro-batch, as ops::moe_router took and returned it. Once a token: not again
+  // when the backward pass recomputes the forward.
+  void observe(size_t layer, const at::Tensor& experts, const at::Tensor& logits, const at::Tensor& cutoff);
 
   // Reduces, reports, moves the biases. batch_tokens: tokens of the global batch; a layer that saw another
   // number (counted twice by a recomputed forward, or summed over replicas) throws.

@@ -149,7 +149,7 @@ ForwardOptions TrainStep::forward_options(int64_t batch_tokens) {
     if (!all_finite(t.cutoff)) {
       throw NotFinite{"the router's scores of layer " + std::to_string(t.layer) + " are not finite"};
     }
-    balancer_.observe(moe_index_[t.layer], t.experts, t.scores, t.cutoff);
+    balancer_.observe(moe_index_[t.layer], t.experts, t.logits, t.cutoff);
   };
   if (has_router_loss(recipe_.balance)) {
     options.router_loss = [this, batch_tokens](const RouterTrace& t) {

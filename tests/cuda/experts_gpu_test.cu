@@ -1,6 +1,7 @@
 // Checks the experts' kernels on a GPU against fp64 sums and against properties that must hold bit for bit,
-// and times them. Standalone: experts_gpu_test [fwd|bwd|mxfp4|time|time_bwd|time_mxfp4|small]...; prints one
-// line a case and exits 1 if any failed. `small` is one short case of everything, for compute-sanitizer.
+// and times them. Standalone: experts_gpu_test
+// [fwd|bwd|mxfp4|time|time_bwd|time_kimi_linear|time_few|time_mxfp4|small]...; prints one line a case and
+// exits 1 if any failed. `small` is one short case of everything, for compute-sanitizer.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -160,45 +161,75 @@ void time_forward(int64_t tokens, int64_t k, int64_t experts, Spread spread) {
       (first + second) / (glu + y) / 1e9, (w1 + w2) / (glu + y) / 1e9, plan_ms, gather, combine, all);
 }
 
-void time_backward(int64_t tokens, int64_t k, int64_t experts) {
-  const ExpertCase c("time", {tokens, k, experts, 3584, 3072, {4.f, 25.f}}, Spread::kRandom, 1);
-  const MoeShape& s = c.shape;
+// Each kernel of the backward from kept products, and the whole.
+void time_backward(const MoeShape& s) {
+  const ExpertCase c("time", s, Spread::kRandom, 1);
   const int64_t all = s.experts * s.inner * s.width;
   MoeBackwardParams p = backward(c);
   const Buffer<uint8_t> space(moe_experts_bwd_workspace_bytes(s) + 256);
-  const Buffer<uint16_t> z(tokens * s.width), w1(all), w3(all), w2(all);
-  const Buffer<float> weights(tokens * k);
+  const Buffer<uint16_t> z(s.tokens * s.width), w1(all), w3(all), w2(all);
+  const Buffer<float> weights(s.tokens * s.k);
   p.d_z = z.get(), p.d_w1 = w1.get(), p.d_w3 = w3.get(), p.d_w2 = w2.get(), p.d_weights = weights.get();
   p.workspace = align(space.get());
-  const double ms = median_ms([&] { CUDA_OK(moe_experts_bwd(p)); }, 7);
   const Buffer<uint8_t> saved(moe_experts_saved_bytes(s) + 256);
-  MoeForwardParams f = c.forward(0, tokens);
+  MoeForwardParams f = c.forward(0, s.tokens);
   f.out = z.get(), f.workspace = p.workspace;  // the backward's is larger
   const double forward = median_ms([&] { CUDA_OK(moe_experts_fwd(f)); }, 7);
+  const double again = median_ms([&] { CUDA_OK(moe_experts_bwd(p)); }, 7);
   f.saved = align(saved.get());
   const double keeping = median_ms([&] { CUDA_OK(moe_experts_fwd(f)); }, 7);
-  MoeBackwardParams kept = p;
-  kept.saved = f.saved;
-  const double from_kept = median_ms([&] { CUDA_OK(moe_experts_bwd(kept)); }, 7);
-  std::printf(
-      "rows %6ld: forward %.3f ms, keeping the products %.3f; backward %.3f, from kept products %.3f\n",
-      long(tokens * k), forward, keeping, ms, from_kept);
-  const double flops = 12. * double(tokens * k) * s.width * s.inner;
-  MoeBackwardParams q = p;
-  q.d_w1 = q.d_w3 = q.d_w2 = nullptr;
-  const double inputs = median_ms([&] { CUDA_OK(moe_experts_bwd(q)); }, 7);
-  q = p;
-  q.d_z = nullptr;
-  const double no_z = median_ms([&] { CUDA_OK(moe_experts_bwd(q)); }, 7);
-  const double w = ms - inputs, dz = ms - no_z, rest = ms - w - dz;
-  std::printf(
-      "bwd rows %6ld: %.3f ms, %4.0f TF without what is computed again (%4.0f with) | weights %.3f ms %4.0f "
-      "TF | "
-      "dz %.3f ms %4.0f TF | da, glu %.3f ms %4.0f TF\n",
-      long(tokens * k), ms, flops / ms / 1e9, flops * 4 / 3 / ms / 1e9, w, flops / 2 / w / 1e9, dz,
-      flops / 3 / dz / 1e9, rest, flops / 2 / rest / 1e9);
-}
+  p.saved = f.saved;
+  const double from_kept = median_ms([&] { CUDA_OK(moe_experts_bwd(p)); }, 7);
 
+  sm90::ExpertPlan plan;
+  const Buffer<uint8_t> plan_space(sm90::layout_plan(s, nullptr, &plan) + 256);
+  sm90::layout_plan(s, align(plan_space.get()), &plan);
+  CUDA_OK(sm90::launch_plan(plan, p.experts, int(s.experts), nullptr));
+  const int width = int(s.width), inner = int(s.inner), experts = int(s.experts);
+  const auto rows = [&](int64_t columns) { return Buffer<uint16_t>(plan.max_rows * columns); };
+  const Buffer<uint16_t> x = rows(width), d = rows(width), pair = rows(2 * inner), act = rows(inner);
+  const double gather =
+      median_ms([&] { CUDA_OK(sm90::launch_gather(plan, p.z, int(s.k), width, x.get(), nullptr)); });
+  CUDA_OK(sm90::launch_gather(plan, p.d_out, int(s.k), width, d.get(), nullptr));
+  const double da = median_ms([&] {
+    CUDA_OK(sm90::launch_transposed_product(plan, experts, {p.w.w2, nullptr, width, inner}, d.get(),
+                                            act.get(), nullptr));
+  });
+  const double glu = median_ms([&] {
+    CUDA_OK(sm90::launch_glu_gradient(plan, s,
+                                      {.gate_up = p.saved,
+                                       .weights = p.weights,
+                                       .d_gate_up = pair.get(),
+                                       .act = act.get(),
+                                       .d_weights = p.d_weights},
+                                      nullptr));
+  });
+  const sm90::Rows x_rows{x.get(), width, width}, d_rows{d.get(), width, width},
+      act_rows{act.get(), inner, inner}, gate_rows{pair.get(), inner, 2 * inner};
+  const double dw2 = median_ms(
+      [&] { CUDA_OK(sm90::launch_weight_gradient(plan, experts, d_rows, act_rows, p.d_w2, nullptr)); });
+  const double dw1 = median_ms(
+      [&] { CUDA_OK(sm90::launch_weight_gradient(plan, experts, gate_rows, x_rows, p.d_w1, nullptr)); });
+  const double dx = median_ms([&] {
+    CUDA_OK(sm90::launch_transposed_product(plan, experts, {p.w.w1, p.w.w3, inner, width}, pair.get(),
+                                            d.get(), nullptr));
+  });
+  const double combine =
+      median_ms([&] { CUDA_OK(sm90::launch_combine(plan, d.get(), nullptr, s, p.d_z, nullptr)); });
+  const double third =
+      4. * double(s.tokens * s.k) * s.width * s.inner / 2e9;  // one product of a weight, GFLOP
+  const auto rate = [&](double ms, double products) { return products * third / ms; };
+  std::printf(
+      "rows %6ld, %ld experts, %ld x %ld: forward %.3f ms, keeping the products %.3f; backward %.3f, from "
+      "kept "
+      "products %.3f (%4.0f TF)\n  gather %.3f | da %.3f ms %4.0f TF | glu %.3f | dw2 %.3f ms %4.0f TF | dw1 "
+      "%.3f "
+      "ms "
+      "%4.0f TF | dx %.3f ms %4.0f TF | combine %.3f\n",
+      long(s.tokens * s.k), long(s.experts), long(s.width), long(s.inner), forward, keeping, again, from_kept,
+      rate(from_kept, 6), gather, da, rate(da, 1), glu, dw2, rate(dw2, 1), dw1, rate(dw1, 1), dx, rate(dx, 2),
+      combine);
+}
 void time_packed(int64_t tokens, int64_t k, int64_t experts) {
   ExpertCase c("time", {tokens, k, experts, 3584, 3072, {4.f, 25.f}}, Spread::kRandom, 1);
   c.pack(/*keep_values=*/false);
@@ -217,14 +248,18 @@ void time_packed(int64_t tokens, int64_t k, int64_t experts) {
   const double glu =
       median_ms([&] { CUDA_OK(sm90::launch_packed_glu_product(plan, s, p.w, x, h, nullptr)); });
   const double y = median_ms([&] { CUDA_OK(sm90::launch_packed_out_product(plan, s, p.w, h, x, nullptr)); });
+  const double both = median_ms([&] {
+    CUDA_OK(sm90::launch_packed_glu_product(plan, s, p.w, x, h, nullptr));
+    CUDA_OK(sm90::launch_packed_out_product(plan, s, p.w, h, x, nullptr));
+  });
   const double bytes = c.used_experts() * s.inner * s.width * 0.53125,
                flops = 6. * double(tokens * k) * s.width * s.inner;
   std::printf(
-      "mxfp4 rows %6ld (%3.0f experts): glu %.3f ms %.2f TB/s | out %.3f ms %.2f TB/s | both %.2f TB/s %4.0f "
-      "TF | all "
-      "%.3f ms\n",
-      long(tokens * k), c.used_experts(), glu, 2 * bytes / glu / 1e9, y, bytes / y / 1e9,
-      3 * bytes / (glu + y) / 1e9, flops / (glu + y) / 1e9, all);
+      "mxfp4 rows %6ld (%3.0f experts): glu %.3f ms %.2f TB/s | out %.3f ms %.2f TB/s | both %.4f ms %.2f "
+      "TB/s "
+      "%4.0f TF | all %.3f ms\n",
+      long(tokens * k), c.used_experts(), glu, 2 * bytes / glu / 1e9, y, bytes / y / 1e9, both,
+      3 * bytes / both / 1e9, flops / both / 1e9, all);
 }
 
 ExpertCase packed(const MoeShape& shape, Spread spread, int seed) {
@@ -263,6 +298,8 @@ void check_packed() {
   check_forward(packed({700, 8, 24, 512, 1024, {4.f, 25.f}}, Spread::kRandom, 2));
   check_forward(packed({300, 4, 20, 1536, 512, {0.f, 0.f}}, Spread::kSkewed, 3));
   check_forward(packed({33, 4, 16, 3584, 3072, {4.f, 25.f}}, Spread::kRandom, 6));
+  for (const int64_t tokens : {1, 2, 16})  // the kernel for few tokens: runs of pieces that end in mid-expert
+    check_forward(packed({tokens, 16, 40, 3584, 3072, {4.f, 25.f}}, Spread::kRandom, 7));
 }
 
 void time_all() {
@@ -282,11 +319,15 @@ int main(int argc, char** argv) {
     if (what == "bwd") check_gradients();
     if (what == "mxfp4") check_packed();
     if (what == "time") time_all();
-    if (what == "time_bwd")
-      time_backward(2048, 16, 112), time_backward(4096, 16, 112), time_backward(1024, 16, 112);
-    if (what == "time_mxfp4") {
-      for (const int64_t tokens : {1, 2, 4, 16, 64, 256, 2048}) time_packed(tokens, 16, 112);
+    if (what == "time_kimi_linear") time_backward({8192, 8, 256, 2304, 1024, {0.f, 0.f}});
+    if (what == "time_bwd") {
+      for (const int64_t tokens : {2048, 4096, 1024})
+        time_backward({tokens, 16, 112, 3584, 3072, {4.f, 25.f}});
     }
+    if (what == "time_few")
+      for (const int64_t tokens : {1, 2, 4, 16}) time_packed(tokens, 16, 112);
+    if (what == "time_mxfp4")
+      for (const int64_t tokens : {1, 2, 4, 16, 64, 256, 2048}) time_packed(tokens, 16, 112);
     if (what == "small") {
       check_forward({"small", {40, 2, 6, 136, 200, {4.f, 25.f}}, Spread::kSkewed, 1});
       check_backward({"small", {40, 2, 6, 136, 200, {4.f, 25.f}}, Spread::kSkewed, 1});

@@ -150,5 +150,24 @@ TEST_F(LayerCuda, NewtonSchulz) {
   }
 }
 
+// Where symmetric products are computed by blocks up to the diagonal.
+TEST_F(LayerCuda, NewtonSchulzOfLargeMatrices) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>(2048, 2304), {2304, 2048}}) {
+    const Tensor m = at::randn({2, rows, cols}, at::TensorOptions(at::kDouble).device(at::kCUDA));
+    Tensor got = m.to(at::kBFloat16), again = got.clone();
+    Tensor x = got.to(at::kDouble);
+    x = x / at::linalg_vector_norm(x, 2, {1, 2}, /*keepdim=*/true);
+    for (int i = 0; i < 5; ++i) {
+      const Tensor a = rows > cols ? at::bmm(x.mT(), x) : at::bmm(x, x.mT());
+      const Tensor p = -4.7750 * a + 2.0315 * at::bmm(a, a);
+      x = 3.4445 * x + (rows > cols ? at::bmm(x, p) : at::bmm(p, x));
+    }
+    ops::newton_schulz_(got, 5);
+    ops::newton_schulz_(again, 5);
+    EXPECT_TRUE(close_norm(got, x, 0.05));
+    EXPECT_TRUE(bit_equal(got, again));
+  }
+}
+
 }  // namespace
 }  // namespace godwit::test

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "godwit/ops/moe_routing.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_router_ref.h"
 #include "godwit/ops/ref/qb_histogram_ref.h"
@@ -46,6 +47,10 @@ void check_routes(const Form& f, const Tensor& logits, const Tensor& bias) {
   } else {
     EXPECT_TRUE(at::isneginf(cutoff).all().item<bool>());
   }
+  const auto [weights1, experts1, cutoff1] =
+      ops::moe_route(logits, bias, f.k, f.renormalize, f.scale, f.groups, f.topk_groups);
+  EXPECT_TRUE(test::bit_equal(weights1, weights) && test::bit_equal(experts1, experts) &&
+              test::bit_equal(cutoff1, cutoff));
   const Tensor projection = at::randn(weights.sizes());
   const auto weights_of = [&](auto&& routes) { return std::get<0>(routes); };
   const auto got =
@@ -196,6 +201,9 @@ TEST(QuantileBalance, HistogramMatchesOracleAndQuantile) {
   ops::qb_histogram(scores, cutoff, low, high, counts);
   ops::ref::qb_histogram(scores, cutoff, low, high, expected);
   EXPECT_TRUE(test::bit_equal(counts, expected));
+  Tensor again = at::zeros_like(counts);
+  ops::qb_histogram_of_logits(logits, cutoff, low, high, again);
+  EXPECT_TRUE(test::bit_equal(again, counts));
   EXPECT_TRUE(counts.sum(1).eq(kTokens).all().item<bool>());
   // The quantile read from the histogram lies within one bin of the exact one.
   const int64_t rank = kTokens * kSlots / kExperts;

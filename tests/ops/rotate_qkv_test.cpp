@@ -79,7 +79,7 @@ TEST_F(RotateCuda, PackedFlashAttention) {
       exact.push_back(x.to(at::kDouble).requires_grad_(true));
     }
     ASSERT_TRUE(ops::takes_flash_packed(gpu[0], gpu[2]));
-    const Tensor got = ops::flash_packed(gpu[0], gpu[1], gpu[2], cu, causal, 0.125);
+    const Tensor got = ops::flash_packed(gpu[0], gpu[1], gpu[2], cu, cu, {.scale = 0.125, .causal = causal});
     std::vector<Tensor> rows;
     for (int64_t n = 0; n + 1 < cu.numel(); ++n) {
       const int64_t begin = cu[n].item<int64_t>(), count = cu[n + 1].item<int64_t>() - begin;

@@ -19,12 +19,12 @@ using test::close;
 using ::testing::HasSubstr;
 
 struct Routing {
-  Tensor experts, scores, cutoff;
+  Tensor experts, logits, scores, cutoff;
 };
 
 Routing route(const Tensor& logits, const Tensor& bias, int64_t k) {
   auto [weights, experts, scores, cutoff] = ops::moe_router(logits, bias, k, true, 1.0, 1, 1);
-  return {experts, scores, cutoff};
+  return {experts, logits, scores, cutoff};
 }
 
 Tensor loads(const Tensor& experts, int64_t count) {
@@ -37,7 +37,7 @@ LayerBalance step(Balancer& balancer, const Tensor& logits, const Tensor& bias, 
   balancer.begin_step();
   for (const Tensor& part : logits.chunk(micro)) {
     const Routing r = route(part, bias, k);
-    balancer.observe(0, r.experts, r.scores, r.cutoff);
+    balancer.observe(0, r.experts, r.logits, r.cutoff);
   }
   return balancer.end_step(logits.size(0)).layers[0];
 }
@@ -207,7 +207,7 @@ TEST(Balance, MicroBatchesAndRanksEqualOneBatch) {
     balancer.add_layer("layer", bias, 4);
     balancer.begin_step();
     const Routing r = route(rank == 0 ? logits.narrow(0, 0, 50) : logits.narrow(0, 50, 70), bias, 4);
-    balancer.observe(0, r.experts, r.scores, r.cutoff);
+    balancer.observe(0, r.experts, r.logits, r.cutoff);
     const auto reduce = [&](const std::vector<Tensor>& all) {
       for (size_t i = 0; i < all.size(); ++i) {
         Tensor t = all[i];
@@ -235,10 +235,10 @@ TEST(Balance, CountingTwiceIsRefused) {
   Balancer balancer({});
   balancer.add_layer("layer7", bias, 1);
   const Routing r = route(logits, bias, 1);
-  EXPECT_THROW(balancer.observe(0, r.experts, r.scores, r.cutoff), Error);  // before begin_step
+  EXPECT_THROW(balancer.observe(0, r.experts, r.logits, r.cutoff), Error);  // before begin_step
   balancer.begin_step();
-  balancer.observe(0, r.experts, r.scores, r.cutoff);
-  balancer.observe(0, r.experts, r.scores, r.cutoff);
+  balancer.observe(0, r.experts, r.logits, r.cutoff);
+  balancer.observe(0, r.experts, r.logits, r.cutoff);
   try {
     balancer.end_step(8);
     FAIL() << "no error";
@@ -247,7 +247,7 @@ TEST(Balance, CountingTwiceIsRefused) {
   }
   EXPECT_TRUE(bit_equal(bias, at::zeros({4})));
   balancer.begin_step();  // a step that is thrown away leaves nothing behind
-  balancer.observe(0, r.experts, r.scores, r.cutoff);
+  balancer.observe(0, r.experts, r.logits, r.cutoff);
   EXPECT_EQ(balancer.end_step(8).layers.size(), 1u);
 }
 

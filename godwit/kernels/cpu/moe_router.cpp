@@ -27,21 +27,26 @@ struct Work {
         index(reinterpret_cast<int32_t*>(value + form.experts + 64)),
         best_value(reinterpret_cast<float*>(index) + form.experts + 64),
         best_index(reinterpret_cast<int32_t*>(best_value + form.k + 1)),
-        group(reinterpret_cast<float*>(best_index) + form.k + 1) {}
+        group(reinterpret_cast<float*>(best_index) + form.k + 1),
+        scores(group + 2 * form.groups) {}
   int64_t vectors;
   float* biased;  // s + bias, -inf beyond the experts
   float* value;   // candidates, in index order
   int32_t* index;
   float* best_value;  // sorted list of k + 1
   int32_t* best_index;
-  float* group;  // [groups] scores, then the chosen groups' scores
+  float* group;   // [groups] scores, then the chosen groups' scores
+  float* scores;  // s, where nobody wants them
 };
+float* scores_of(const RouterForward& a, int64_t t, const Work& w) {
+  return a.scores != nullptr ? a.scores + t * a.form.experts : w.scores;
+}
 
 // s and s + bias; the last vector is filled up with -inf.
 void score(const RouterForward& a, int64_t t, const Work& w) {
   const int64_t experts = a.form.experts;
   const float* logits = a.logits + t * experts;
-  float* scores = a.scores + t * experts;
+  float* scores = scores_of(a, t, w);
   const auto ranked = [](Vec x) { return x == x ? x : splat(kMinusInfinity); };
   int64_t e = 0;
   for (; e + kLanes <= experts; e += kLanes) {
@@ -150,7 +155,7 @@ void router_fwd_range(const RouterForward& a, int64_t begin, int64_t end, float*
     if (form.groups > 1 && form.topk_groups < form.groups) limit_to_groups(form, w);
     const int64_t found = select(form, w);
     a.cutoff[t] = found > form.k ? w.best_value[form.k] : kMinusInfinity;
-    const float* scores = a.scores + t * form.experts;
+    const float* scores = scores_of(a, t, w);
     float sum = 0;
     for (int64_t i = 0; i < form.k; ++i) sum += scores[w.best_index[i]];
     const bool normal = form.renormalize && form.k > 1;
@@ -167,20 +172,27 @@ void router_bwd_range(const RouterBackward& a, int64_t begin, int64_t end) {
   const RouterForm& form = a.form;
   const bool normal = form.renormalize && form.k > 1;
   for (int64_t t = begin; t < end; ++t) {
-    const float* scores = a.scores + t * form.experts;
+    const float* logits = a.logits + t * form.experts;
     const float* d_p = a.d_weights + t * form.k;
     const int32_t* chosen = a.chosen + t * form.k;
-    float* out = a.d_logits + t * form.experts;
+    float* out = a.d_logits + t * form.experts;  // the chosen scores first
     std::memset(out, 0, form.experts * sizeof(float));
+    for (int64_t i = 0; i < form.k; i += kLanes) {
+      const int64_t count = form.k - i < kLanes ? form.k - i : kLanes;
+      Vec x = {};
+      for (int64_t j = 0; j < count; ++j) x[j] = logits[chosen[i + j]];
+      const Vec s = vsigmoid(x);
+      for (int64_t j = 0; j < count; ++j) out[chosen[i + j]] = s[j];
+    }
     float sum = 0, along = 0;
     for (int64_t i = 0; i < form.k; ++i) {
-      sum += scores[chosen[i]];
-      along += d_p[i] * scores[chosen[i]];
+      sum += out[chosen[i]];
+      along += d_p[i] * out[chosen[i]];
     }
     const float inverse = normal ? 1 / (sum + 1e-20f) : 1;
     const float mean = normal ? along * inverse : 0;
     for (int64_t i = 0; i < form.k; ++i) {
-      const float s = scores[chosen[i]];
+      const float s = out[chosen[i]];
       out[chosen[i]] = form.scale * (d_p[i] - mean) * inverse * s * (1 - s);
     }
   }

@@ -7,7 +7,7 @@ namespace godwit::kernels {
 
 // Floats of work memory for router_fwd_range.
 inline int64_t router_scratch(const RouterForm& form) {
-  return 3 * (form.experts + 64) + 2 * (form.k + 1) + 2 * form.groups;
+  return 4 * (form.experts + 64) + 2 * (form.k + 1) + 2 * form.groups;
 }
 
 #define GODWIT_DECLARE(isa)                                                                     \

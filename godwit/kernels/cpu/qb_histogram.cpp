@@ -1,6 +1,7 @@
 // Experts in blocks whose 32-bit counters fit the second-level cache; a thread owns its experts' counters.
 #include "godwit/kernels/cpu/lanes.h"
 #include "godwit/kernels/cpu/qb_histogram_isa.h"
+#include "godwit/kernels/cpu/simd.h"
 
 namespace godwit::kernels::GODWIT_ISA {
 
@@ -15,7 +16,7 @@ void histogram_experts(const Histogram& a, int64_t first, int32_t* local) {
       for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(row + kAhead * a.experts + i);
     }
     for_vectors(count, [&](int64_t i, auto lanes) {
-      const Vec s = load_lanes(row + i, lanes);
+      const Vec x = load_lanes(row + i, lanes), s = a.from_logits ? vsigmoid(x) : x;
       const Vec position = (splat(a.cutoff[t]) - s - splat(a.range_min)) * splat(a.bins_per_unit);
       // Truncation is the floor, since everything below 0 has become 0. A value that is not a number lands in
       // bin 0.

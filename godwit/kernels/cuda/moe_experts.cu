@@ -21,10 +21,8 @@ struct BackwardSpace {
   sm90::ExpertPlan plan;
   void* x = nullptr;          // [rows, width]
   void* d = nullptr;          // [rows, width]: of d_out, then the rows of dz
-  void* d_act = nullptr;      // [rows, inner]
-  void* d_gate_up = nullptr;  // [rows, 2 inner]
-  void* act = nullptr;        // [rows, inner]
-  float* dots = nullptr;
+  void* d_gate_up = nullptr;  // [rows, 2 inner]; first the products, where they were not kept
+  void* act = nullptr;        // [rows, inner]: da, then p a
 };
 
 // Takes pieces of the workspace one after another; null memory only counts.
@@ -50,10 +48,8 @@ size_t layout(const MoeShape& shape, void* memory, BackwardSpace* s) {
   Taker take{static_cast<char*>(memory), sm90::layout_plan(shape, memory, &s->plan)};
   s->x = take.rows(s->plan, shape.width);
   s->d = take.rows(s->plan, shape.width);
-  s->d_act = take.rows(s->plan, shape.inner);
   s->d_gate_up = take.rows(s->plan, 2 * shape.inner);
   s->act = take.rows(s->plan, shape.inner);
-  s->dots = static_cast<float*>(take.bytes(sm90::glu_gradient_dots(s->plan, shape) * sizeof(float)));
   return take.at;
 }
 
@@ -170,17 +166,20 @@ int moe_experts_bwd(const MoeBackwardParams& p) {
                             : sm90::launch_weight_gradient(plan, experts, left, right, out, p.stream);
     };
   };
-  const sm90::GluGradientCall inner_gradient{.w1 = p.w.w1,
-                                             .w3 = p.w.w3,
-                                             .w2 = p.w.w2,
-                                             .x = b.x,
-                                             .d = b.d,
-                                             .gate_up = p.saved,
-                                             .d_act = b.d_act,
+  const auto products = [&] {
+    return p.saved != nullptr ? cudaSuccess
+                              : sm90::launch_glu_product(plan, s,
+                                                         {.w1 = p.w.w1,
+                                                          .w3 = p.w.w3,
+                                                          .x = b.x,
+                                                          .h = b.act,  // nobody's
+                                                          .gate_up = b.d_gate_up},
+                                                         p.stream);
+  };
+  const sm90::GluGradientCall inner_gradient{.gate_up = p.saved != nullptr ? p.saved : b.d_gate_up,
                                              .weights = p.weights,
                                              .d_gate_up = b.d_gate_up,
                                              .act = b.act,
-                                             .dots = b.dots,
                                              .d_weights = p.d_weights};
   const auto input_gradient = [&] {
     if (p.d_z == nullptr) return cudaSuccess;
@@ -191,11 +190,10 @@ int moe_experts_bwd(const MoeBackwardParams& p) {
   return in_order([&] { return sm90::launch_plan(plan, p.experts, experts, p.stream); },
                   [&] { return sm90::launch_gather(plan, p.z, int(s.k), width, b.x, p.stream); },
                   [&] { return sm90::launch_gather(plan, p.d_out, int(s.k), width, b.d, p.stream); },
+                  products,
                   [&] {
-                    return p.saved != nullptr
-                               ? cudaSuccess
-                               : sm90::launch_transposed_product(
-                                     plan, experts, {p.w.w2, nullptr, width, inner}, b.d, b.d_act, p.stream);
+                    return sm90::launch_transposed_product(plan, experts, {p.w.w2, nullptr, width, inner},
+                                                           b.d, b.act, p.stream);
                   },
                   [&] { return sm90::launch_glu_gradient(plan, s, inner_gradient, p.stream); },
                   weight_gradient(d, act, p.d_w2), weight_gradient(d_gate, x, p.d_w1),

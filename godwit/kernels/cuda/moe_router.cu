@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads) router_bwd_kernel(const __grid_const
   float* const row = p.d_logits + token * p.experts;
   const bool mine = lane < p.k;
   const int expert = mine ? p.chosen[token * p.k + lane] : 0;
-  const float s = mine ? p.scores[token * p.experts + expert] : 0.f;
+  const float s = mine ? sigmoid(p.logits[token * p.experts + expert]) : 0.f;
   float d = mine ? p.scale * p.d_weights[token * p.k + lane] : 0.f;
   for (int e = 4 * lane; e < p.experts; e += 128)
     *reinterpret_cast<float4*>(row + e) = make_float4(0.f, 0.f, 0.f, 0.f);

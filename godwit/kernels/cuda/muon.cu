@@ -79,6 +79,29 @@ __global__ void __launch_bounds__(kThreads) weight_kernel(const __grid_constant_
   }
 }
 
+// A block moves a tile of 64 x 64 from below the diagonal to above it, through shared memory.
+constexpr int kMirrorTile = 64, kMirrorUnits = kMirrorTile / kWide;
+__global__ void __launch_bounds__(kThreads) mirror_kernel(const __grid_constant__ MirrorParams p) {
+  __shared__ uint16_t turned[kMirrorTile][kMirrorTile + 2];
+  const int down = blockIdx.y * kMirrorTile, across = blockIdx.x * kMirrorTile;
+  if (down / p.block <= across / p.block) return;
+  uint16_t* matrix = static_cast<uint16_t*>(p.x) + int64_t(blockIdx.z) * p.side * p.side;
+  const int unit = threadIdx.x % kMirrorUnits;
+  for (int row = threadIdx.x / kMirrorUnits; row < kMirrorTile; row += kThreads / kMirrorUnits) {
+    const uint4 raw =
+        *reinterpret_cast<const uint4*>(matrix + int64_t(down + row) * p.side + across + unit * kWide);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) turned[unit * kWide + i][row] = uint16_t(words[i / 2] >> (i % 2 * 16));
+  }
+  __syncthreads();
+  for (int row = threadIdx.x / kMirrorUnits; row < kMirrorTile; row += kThreads / kMirrorUnits) {
+    const auto* from = reinterpret_cast<const uint32_t*>(&turned[row][unit * kWide]);
+    *reinterpret_cast<uint4*>(matrix + int64_t(across + row) * p.side + down + unit * kWide) =
+        make_uint4(from[0], from[1], from[2], from[3]);
+  }
+}
+
 unsigned blocks(int64_t n) {
   constexpr int64_t kMost = 132 * 16;  // the grid strides from there on
   return unsigned(std::clamp<int64_t>((n / kWide + kThreads - 1) / kThreads, 1, kMost));
@@ -100,6 +123,15 @@ int muon_weight(const MuonWeightParams& p) {
   if (p.n == 0) return cudaSuccess;
   if (p.n % kWide != 0) return cudaErrorInvalidValue;
   weight_kernel<<<blocks(p.n), kThreads, 0, p.stream>>>(p);
+  return cudaGetLastError();
+}
+
+int mirror_lower(const MirrorParams& p) {
+  if (p.n == 0 || p.side == 0) return cudaSuccess;
+  if (p.block <= 0 || p.side % kMirrorTile != 0 || p.block % kMirrorTile != 0 || p.n > 65535)
+    return cudaErrorInvalidValue;
+  const unsigned tiles = unsigned(p.side / kMirrorTile);
+  mirror_kernel<<<dim3(tiles, tiles, unsigned(p.n)), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
 }
 

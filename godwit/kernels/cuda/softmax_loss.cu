@@ -1,11 +1,9 @@
 // Cross-entropy of rows of fp32 logits (layer_gpu.h). A row of a large vocabulary (655 KB for 163,840) does
-// not fit into one multiprocessor, but into a cluster of eight CTAs, two a multiprocessor so that one can
-// load while another stores: each keeps an eighth in shared memory, so the logits are read once, and the
-// eight exchange their largest logit and sum of exponentials. Rows that do not fit even so are read twice,
-// the second time backwards, so that the end of the row still lies in L2; so are those of small vocabularies,
-// a CTA each.
-#include <cooperative_groups.h>
-
+// not fit into one multiprocessor, but into the registers of a cluster of eight CTAs: each thread keeps some
+// 40 of its logits, so they are read once, and the warps of all eight exchange their largest logit and sum of
+// exponentials. Two CTAs a multiprocessor: one loads while another stores. Rows of small vocabularies take a
+// CTA each, which reads them twice, the second time backwards, so that the end of the row still lies in L2;
+// so do rows that do not fit even so.
 #include <algorithm>
 
 #include "godwit/kernels/cuda/sm90/rows.cuh"
@@ -15,10 +13,9 @@ namespace {
 
 using namespace sm90;
 
-constexpr int kThreads = 512, kWarps = kThreads / 32, kShare = 8;
+constexpr int kShare = 8;  // CTAs a row
 constexpr float kLog2e = 1.44269504f;
-constexpr int kMaxHeld = 28000;  // values in a CTA's shared memory
-constexpr int kMaxRow = 40960;   // up to there the rows being read, two a multiprocessor, fit into L2
+constexpr int kMaxRow = 40960;  // up to there the rows being read, two a multiprocessor, fit into L2
 
 // The largest of some values and the sum of e^(x - largest).
 struct Sum {
@@ -32,10 +29,6 @@ __device__ __forceinline__ Sum join(Sum a, Sum b) {
   if (top == -INFINITY) return {top, 0.f};
   return {top, a.sum * power(a.top - top) + b.sum * power(b.top - top)};
 }
-
-struct LossShared {
-  Sum warp[kWarps], share;
-};
 
 __device__ __forceinline__ Sum join_lanes(Sum x) {
 #pragma unroll
@@ -60,76 +53,110 @@ __device__ __forceinline__ Sum add(Sum s, const Eight& x) {
   return s;
 }
 
-template <bool kHeld>
-__global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 2)
-    loss_kernel(const __grid_constant__ SoftmaxLossParams p) {
-  extern __shared__ __align__(16) float held[];
-  __shared__ LossShared shared;
-  const auto cluster = cooperative_groups::this_cluster();
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, share = blockIdx.x % kShare;
-  const int units = p.vocabulary / kVector, each = (units + kShare - 1) / kShare, first = share * each,
-            count = max(0, min(units - first, each));
-  for (int64_t r = blockIdx.x / kShare; r < p.rows; r += gridDim.x / kShare) {
-    const float* row = p.logits + r * p.vocabulary;
-    const int64_t target = p.targets[r];
-    uint4* const d_row = static_cast<uint4*>(p.d_logits) + r * units;
-    if (target < 0) {  // the same in the whole cluster
-      if (share == 0 && thread == 0) p.nll[r] = 0.f;
-      for (int u = thread; u < count && p.d_logits; u += kThreads) d_row[first + u] = make_uint4(0, 0, 0, 0);
-      continue;
-    }
-    Sum mine{-INFINITY, 0.f};
-#pragma unroll 4
-    for (int u = thread; u < count; u += kThreads) {
-      const Eight x = load_logits(row, first + u);
-      mine = add(mine, x);
-      if constexpr (kHeld) {
-        reinterpret_cast<float4*>(held)[2 * u] = make_float4(x.x[0], x.x[1], x.x[2], x.x[3]);
-        reinterpret_cast<float4*>(held)[2 * u + 1] = make_float4(x.x[4], x.x[5], x.x[6], x.x[7]);
-      }
-    }
-    mine = join_lanes(mine);
-    if (lane == 0) shared.warp[warp] = mine;
-    __syncthreads();
-    if (warp == 0) {
-      mine = join_lanes(lane < kWarps ? shared.warp[lane] : Sum{-INFINITY, 0.f});
-      if (lane == 0) shared.share = mine;
-    }
-    cluster.sync();
-    Sum all{-INFINITY, 0.f};
+// To the same place in the shared memory of another CTA of the cluster.
+__device__ __forceinline__ void store_at(const Sum* place, int rank, Sum s) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address(place)), "r"(rank));
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(s.top), "f"(s.sum) : "memory");
+}
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ float top_of(const float4& x) {
+  return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
+}
+__device__ __forceinline__ float lane_top(float x) {
 #pragma unroll
-    for (int i = 0; i < kShare; ++i) all = join(all, *cluster.map_shared_rank(&shared.share, i));
-    if (share == 0 && thread == 0) p.nll[r] = logf(all.sum) + (all.top - row[target]);
-    if (p.d_logits) {
-      const float weight = p.weights[r], scale = weight / all.sum;
-      for (int i = thread; i < count; i += kThreads) {
-        const int u = kHeld ? i : count - 1 - i;
-        Eight x;
-        if constexpr (kHeld) {
-          const float4 a = reinterpret_cast<const float4*>(held)[2 * u],
-                       b = reinterpret_cast<const float4*>(held)[2 * u + 1];
-          x = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        } else {
-          x = load_logits(row, first + u);
-        }
-        const int64_t at = target - int64_t(first + u) * kVector;
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) x.x[c] = scale * power(x.x[c] - all.top) - (at == c ? weight : 0.f);
-        __stcs(d_row + first + u, pack(x));
-      }
-    }
-    cluster.sync();  // the sums are read before the next row's are written
-  }
+  for (int m = 16; m > 0; m /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, m));
+  return x;
 }
 
-template <bool kHeld>
-cudaError_t launch(const SoftmaxLossParams& p, size_t bytes) {
-  const auto kernel = loss_kernel<kHeld>;
-  int grid = 0;
-  const cudaError_t e = resident_grid(kernel, kThreads, bytes, &grid);
-  if (e != cudaSuccess) return e;
-  const int64_t clusters = std::min<int64_t>(p.rows, std::max(1, grid / kShare));
-  kernel<<<unsigned(clusters * kShare), kThreads, bytes, p.stream>>>(p);
+// The parts of all warps of the cluster, a row of lanes after the other.
+template <int kParts>
+__device__ __forceinline__ Sum join_parts(const Sum* parts, int lane) {
+  Sum all{-INFINITY, 0.f}, mine[kParts / 32];
+#pragma unroll
+  for (int i = 0; i < kParts / 32; ++i) mine[i] = parts[i * 32 + lane], all.top = fmaxf(all.top, mine[i].top);
+  all.top = lane_top(all.top);
+#pragma unroll
+  for (int i = 0; i < kParts / 32; ++i) all.sum += mine[i].sum * power(mine[i].top - all.top);
+  all.sum = lane_sum(all.sum);
+  return all;
+}
+
+// kThreads threads with kUnits float4 of a row each. A warp's exponentials are taken once, against the warp's
+// largest logit, and corrected by one factor for the row's.
+template <int kThreads, int kUnits>
+__global__ void __cluster_dims__(kShare, 1, 1) __launch_bounds__(kThreads, 1024 / kThreads)
+    loss_kernel(const __grid_constant__ SoftmaxLossParams p) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ Sum parts[2][kShare * kWarps];  // two rows take turns: one barrier a row is enough
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, share = blockIdx.x % kShare;
+  const int units = p.vocabulary / 4, each = (units + kShare - 1) / kShare, first = share * each,
+            count = max(0, min(units - first, each));
+  int turn = 0;
+  for (int64_t r = blockIdx.x / kShare; r < p.rows; r += gridDim.x / kShare, turn ^= 1) {
+    const float* row = p.logits + r * p.vocabulary;
+    const int64_t target = p.targets[r];
+    float4 x[kUnits];
+    float top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int u = i * kThreads + thread;
+      x[i] = u < count ? __ldcs(reinterpret_cast<const float4*>(row) + first + u)
+                       : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) top = fmaxf(top, top_of(x[i]));
+    top = lane_top(top);
+    const float shift = top == -INFINITY ? 0.f : top * kLog2e;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      x[i].x = exp2_approx(fmaf(x[i].x, kLog2e, -shift)), x[i].y = exp2_approx(fmaf(x[i].y, kLog2e, -shift));
+      x[i].z = exp2_approx(fmaf(x[i].z, kLog2e, -shift)), x[i].w = exp2_approx(fmaf(x[i].w, kLog2e, -shift));
+      sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+    }
+    sum = lane_sum(sum);
+    if (lane < kShare) store_at(&parts[turn][share * kWarps + warp], lane, {top, sum});
+    cluster_barrier();
+    const Sum all = join_parts<kShare * kWarps>(parts[turn], lane);
+    if (share == 0 && thread == 0) p.nll[r] = target < 0 ? 0.f : logf(all.sum) + (all.top - row[target]);
+    if (!p.d_logits) continue;
+    uint2* const d_row = static_cast<uint2*>(p.d_logits) + r * units + first;
+    if (target < 0) {  // zeros, whatever the logits are
+      for (int u = thread; u < count; u += kThreads) d_row[u] = make_uint2(0, 0);
+      continue;
+    }
+    const float weight = p.weights[r], scale = weight / all.sum * exp2_approx(shift - all.top * kLog2e);
+    const int at = int(target) - 4 * (first + thread);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int u = i * kThreads + thread;
+      float4 d = make_float4(x[i].x * scale, x[i].y * scale, x[i].z * scale, x[i].w * scale);
+      if (uint32_t(at - 4 * i * kThreads) < 4) {
+        const int c = at - 4 * i * kThreads;
+        d.x -= c == 0 ? weight : 0.f, d.y -= c == 1 ? weight : 0.f;
+        d.z -= c == 2 ? weight : 0.f, d.w -= c == 3 ? weight : 0.f;
+      }
+      if (u < count) __stcs(d_row + u, make_uint2(pack_bf16(d.x, d.y), pack_bf16(d.z, d.w)));
+    }
+  }
+  cluster_barrier();  // nobody leaves while sums are being written to it
+}
+
+template <int kThreads, int kUnits>
+cudaError_t launch(const SoftmaxLossParams& p) {
+  const auto kernel = loss_kernel<kThreads, kUnits>;
+  static const int resident = [&] {  // clusters at once
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim = {kShare, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(kShare), config.blockDim = dim3(kThreads);
+    config.attrs = &cluster, config.numAttrs = 1;
+    int count = 0;
+    return cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess ? std::max(1, count) : 1;
+  }();
+  kernel<<<unsigned(std::min<int64_t>(p.rows, resident) * kShare), kThreads, 0, p.stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -206,9 +233,10 @@ int softmax_loss(const SoftmaxLossParams& p) {
   if (p.rows == 0) return cudaSuccess;
   if (p.vocabulary % kVector != 0) return cudaErrorInvalidValue;
   if (p.vocabulary <= 4096) return launch_rows<128>(p);
-  if (p.vocabulary <= kMaxRow) return launch_rows<512>(p);
-  const int each = (p.vocabulary / kVector + kShare - 1) / kShare * kVector;
-  return p.d_logits && each <= kMaxHeld ? launch<true>(p, size_t(each) * sizeof(float)) : launch<false>(p, 0);
+  const int each = (p.vocabulary / 4 + kShare - 1) / kShare;  // float4 a CTA
+  if (p.vocabulary <= kMaxRow || each > 8 * 1024) return launch_rows<512>(p);
+  if (each <= 4 * 512) return launch<512, 4>(p);
+  return each <= 10 * 512 ? launch<512, 10>(p) : launch<1024, 8>(p);
 }
 
 int scaled(const ScaledParams& p) {

@@ -53,7 +53,21 @@ void weight_cuda(Tensor& weight, const Tensor& update, const std::optional<Tenso
                                                        .stream = c10::cuda::getCurrentCUDAStream()}));
 }
 
+void mirror_cuda(Tensor& batch, int64_t block) {
+  const c10::cuda::CUDAGuard guard(batch.device());
+  const bool fits = batch.scalar_type() == at::kBFloat16 && batch.is_contiguous() && cuda::aligned(batch) &&
+                    cuda::is_hopper(batch.device()) && batch.size(1) % 64 == 0 && block % 64 == 0 &&
+                    batch.size(0) <= 65535;
+  if (!fits) return ref::mirror_lower_(batch, block);
+  cuda::check_launch("mirror_lower_", gpu::mirror_lower({.n = batch.size(0),
+                                                         .side = static_cast<int>(batch.size(1)),
+                                                         .block = static_cast<int>(block),
+                                                         .x = cuda::pointer(batch),
+                                                         .stream = c10::cuda::getCurrentCUDAStream()}));
+}
+
 TORCH_LIBRARY_IMPL(godwit, CUDA, m) {
+  m.impl("mirror_lower_", mirror_cuda);
   m.impl("muon_momentum_", momentum_cuda);
   m.impl("muon_weight_", weight_cuda);
 }

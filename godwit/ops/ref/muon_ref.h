@@ -13,4 +13,8 @@ void muon_momentum_(at::Tensor& momentum, const at::Tensor& grad, at::Tensor& up
 void muon_weight_(at::Tensor& weight, const at::Tensor& update, const std::optional<at::Tensor>& copy,
                   double keep, double rate);
 
+// Symmetric matrices [n, s, s] whose blocks of `block` rows are there up to the diagonal's block: the rest is
+// mirrored.
+void mirror_lower_(at::Tensor& batch, int64_t block);
+
 }  // namespace godwit::ops::ref

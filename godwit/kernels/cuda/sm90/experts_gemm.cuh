@@ -24,33 +24,13 @@ namespace godwit::kernels::cuda::sm90 {
 
 enum class Product {
   kGlu,         // A = w1 and w3 [E, F, K]; out[r, f] = glu(w1 x, w3 x)
-  kGluKeep,     // and both products to gate_up (GluGradArgs)
-  kGluGrad,     // the same products, and from them and the gradient of glu those of both (GluGradArgs)
+  kGluKeep,     // and both products to gate_up
   kPlain,       // A = w [E, F, K]; out[r, f] = w x
   kTransposed,  // A = w [E, K, F], or two of them one after the other; out[r, f] = sum_k w[k, f] x[r, k]
-  kActGrad,     // A = w [E, K, F]; sum_k w[k, f] x[r, k] is d_act, and with gate_up what kGluGrad gives
 };
 constexpr bool is_pair(Product p) {
-  return p == Product::kGlu || p == Product::kGluKeep || p == Product::kGluGrad;
+  return p == Product::kGlu || p == Product::kGluKeep;
 }
-constexpr bool is_transposed(Product p) {
-  return p == Product::kTransposed || p == Product::kActGrad;
-}
-
-// d_act [rows, F] is the gradient of the unweighted activation. With p the weight of a row's slot:
-//   d_gate_up [rows, 2 F] = p d_act d glu;  act [rows, F] = p glu;  dots[part][row] = a part of sum_f d_act
-//   glu
-// gate_up [rows, 2 F]: both products, which kGluKeep writes and kActGrad reads.
-struct GluGradArgs {
-  const __nv_bfloat16* d_act = nullptr;
-  __nv_bfloat16* gate_up = nullptr;
-  const int* row_slot = nullptr;
-  const float* weights = nullptr;
-  __nv_bfloat16* d_gate_up = nullptr;
-  __nv_bfloat16* act = nullptr;
-  float* dots = nullptr;  // [2 a_tiles][max_rows]
-  int64_t max_rows = 0;
-};
 
 struct ProductArgs {
   CUtensorMap a[2];  // weights: boxes of 64 k by 128 rows, transposed 64 rows by 64 k
@@ -65,8 +45,8 @@ struct ProductArgs {
   int second_column = 0;
   int features = 0;
   GluForm form;
-  __nv_bfloat16* out = nullptr;  // [rows, features]
-  GluGradArgs grad;
+  __nv_bfloat16* out = nullptr;      // [rows, features]
+  __nv_bfloat16* gate_up = nullptr;  // [rows, 2 features]
 };
 
 constexpr int kStages = 4;
@@ -112,7 +92,7 @@ template <Product kProduct>
 __device__ __forceinline__ void load_weights(const ProductArgs& args, const Tile& tile, int kb, uint8_t* a,
                                              uint64_t* full) {
   const int k = kb * kBlockK, e = tile.rows.expert, row = tile.a_tile * (is_pair(kProduct) ? 128 : 256);
-  if constexpr (is_transposed(kProduct)) {
+  if constexpr ((kProduct == Product::kTransposed)) {
     const bool second = kb >= args.first_blocks;
     const int from = second ? k - args.first_blocks * kBlockK : k;
     for (int i = 0; i < 4; ++i)
@@ -138,7 +118,7 @@ __device__ void produce(const ProductArgs& args, uint8_t* shared, ProductBarrier
       mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
       mbarrier_arrive_expect(full, kStageA + width * kBlockK * 2);
       load_weights<kProduct>(args, tile, kb, a, full);
-      const bool second = is_transposed(kProduct) && kb >= args.first_blocks;
+      const bool second = (kProduct == Product::kTransposed) && kb >= args.first_blocks;
       const int k = second ? args.second_column + (kb - args.first_blocks) * kBlockK : kb * kBlockK;
       int r = 0;
       for (; r + 32 <= width; r += 32) tensor_load(x + r * 128, &args.x32, k, tile.rows.begin + r, 0, full);
@@ -212,156 +192,32 @@ __device__ __forceinline__ void store_rows(const Consumer& c, const RowTarget& t
   }
 }
 
-// Which row and features a thread has, and the weight of the row's slot.
-struct RowGradient {
-  uint4 d_act = {0, 0, 0, 0};
-  float weight = 0;
-  int64_t row = 0;
-  int feature = 0;
-  bool in_tile = false;
-  bool inside = false;
-};
-__device__ __forceinline__ RowGradient row_gradient(const ProductArgs& args, const Tile& tile,
-                                                    const StoreLane& at, int first, int feature) {
-  RowGradient r;
-  const int local = first * 8 + at.row;
-  r.row = tile.rows.begin + local, r.feature = feature + at.feature;
-  r.in_tile = local < tile.rows.rows, r.inside = r.in_tile && r.feature < args.features;
-  if (!r.inside) return r;
-  const int slot = args.grad.row_slot[r.row];
-  if (slot >= 0) r.weight = args.grad.weights[slot];
-  return r;
-}
-__device__ __forceinline__ RowGradient load_gradient(const ProductArgs& args, const Consumer& c,
-                                                     const Tile& tile, const StoreLane& at, int first) {
-  RowGradient r = row_gradient(args, tile, at, first, tile.a_tile * 128 + c.group * 64);
-  if (r.inside)
-    r.d_act = *reinterpret_cast<const uint4*>(args.grad.d_act + r.row * args.features + r.feature);
-  return r;
-}
-
-// The gradients of those features from their gate and up values.
-__device__ __forceinline__ void store_gradients(const ProductArgs& args, const RowGradient& in, int part,
-                                                const uint4& gate, const uint4& up,
-                                                const GluConstants& form) {
-  const GluGradArgs& a = args.grad;
-  float dot = 0;
-  if (in.inside) {
-    const float p = in.weight;
-    const uint32_t g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w},
-                   da[4] = {in.d_act.x, in.d_act.y, in.d_act.z, in.d_act.w};
-    uint32_t dg[4], du[4], act[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const GluGradient lo = glu_gradient(low_bf16(g[i]), low_bf16(u[i]), form);
-      const GluGradient hi = glu_gradient(high_bf16(g[i]), high_bf16(u[i]), form);
-      const float d_lo = low_bf16(da[i]), d_hi = high_bf16(da[i]);
-      dot = fmaf(d_hi, hi.value, fmaf(d_lo, lo.value, dot));
-      dg[i] = pack_bf16(p * d_lo * lo.d_gate, p * d_hi * hi.d_gate);
-      du[i] = pack_bf16(p * d_lo * lo.d_up, p * d_hi * hi.d_up);
-      act[i] = pack_bf16(p * lo.value, p * hi.value);
-    }
-    __nv_bfloat16* pair = a.d_gate_up + in.row * 2 * args.features + in.feature;
-    *reinterpret_cast<uint4*>(pair) = {dg[0], dg[1], dg[2], dg[3]};
-    *reinterpret_cast<uint4*>(pair + args.features) = {du[0], du[1], du[2], du[3]};
-    *reinterpret_cast<uint4*>(a.act + in.row * args.features + in.feature) = {act[0], act[1], act[2], act[3]};
-  }
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
-  if (threadIdx.x % 8 == 0 && in.in_tile) a.dots[part * a.max_rows + in.row] = dot;
-}
-
-template <int N>
-__device__ __forceinline__ void grad_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
-                                          const StoreLane& at, const RowGradient& in, int first,
-                                          const float (&d)[2][N / 2], const GluConstants& form) {
-  named_barrier(1 + c.group, 128);  // the last rows have been read
-  stage_rows<N>(c.store, at, first, [&](int g, int i) { return d[0][4 * g + i]; });
-  stage_rows<N>(c.store + kStoreBytes, at, first, [&](int g, int i) { return d[1][4 * g + i]; });
-  named_barrier(1 + c.group, 128);
-  const uint4 g = *reinterpret_cast<const uint4*>(c.store + at.read);
-  const uint4 u = *reinterpret_cast<const uint4*>(c.store + kStoreBytes + at.read);
-  store_gradients(args, in, 2 * tile.a_tile + c.group, g, u, form);
-}
-
-// The same where the products were kept: d are gradients of the activation. Pass 2 j' + half has 16 rows from
-// wgmma's 8-row group 2 j' on and the half-th 64 features of the warpgroup's 128; what it takes from memory
-// is on its way a pass ahead.
-struct KeptProducts {
-  uint4 gate = {0, 0, 0, 0}, up = {0, 0, 0, 0};
-  float weight = 0;
-};
-__device__ __forceinline__ int act_grad_part(const Consumer& c, const Tile& tile, int pass) {
-  return (2 * tile.a_tile + c.group) * 2 + pass % 2;  // of 64 features
-}
-__device__ __forceinline__ KeptProducts load_kept(const ProductArgs& args, const Consumer& c,
-                                                  const Tile& tile, const StoreLane& at, int pass) {
-  KeptProducts k;
-  const RowGradient in = row_gradient(args, tile, at, pass / 2 * 2, act_grad_part(c, tile, pass) * 64);
-  k.weight = in.weight;
-  if (in.inside) {
-    const __nv_bfloat16* kept = args.grad.gate_up + in.row * 2 * args.features + in.feature;
-    k.gate = *reinterpret_cast<const uint4*>(kept);
-    k.up = *reinterpret_cast<const uint4*>(kept + args.features);
-  }
-  return k;
-}
-template <int N>
-__device__ __forceinline__ void act_grad_rows(const Consumer& c, const ProductArgs& args, const Tile& tile,
-                                              const StoreLane& at, int pass, const KeptProducts& kept,
-                                              const float (&d)[2][N / 2], const GluConstants& form) {
-  const int part = act_grad_part(c, tile, pass), first = pass / 2 * 2;
-  uint8_t* buffer = c.store + pass % 2 * kStoreBytes;
-  stage_rows<N>(buffer, at, first, [&](int g, int i) { return d[pass % 2][4 * g + i]; });
-  named_barrier(1 + c.group, 128);
-  RowGradient in;
-  const int local = first * 8 + at.row;
-  in.row = tile.rows.begin + local, in.feature = part * 64 + at.feature;
-  in.in_tile = local < tile.rows.rows, in.inside = in.in_tile && in.feature < args.features;
-  in.weight = kept.weight;
-  in.d_act = *reinterpret_cast<const uint4*>(buffer + at.read);
-  if (part < 2 * ((args.features + 127) / 128)) store_gradients(args, in, part, kept.gate, kept.up, form);
-}
-
-// Every index into d is a constant once the loops are unrolled.
+// Every index into d is a constant once the loops are unrolled. There is little else in them: code of this
+// size that runs once a tile comes from memory every time (docs/moe_cuda.md, what did not help).
 template <int N, Product kProduct>
 __device__ __forceinline__ void epilogue(const ProductArgs& args, const Consumer& c, const Tile& tile,
                                          const float (&d)[2][N / 2]) {
   const GluConstants form(args.form);
   const StoreLane at;
   const RowTarget to{args.out, args.features, args.features};
-  RowGradient next;
-  KeptProducts kept;
-  if constexpr (kProduct == Product::kGluGrad) next = load_gradient(args, c, tile, at, 0);
-  if constexpr (kProduct == Product::kActGrad) kept = load_kept(args, c, tile, at, 0);
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
-    if constexpr (kProduct == Product::kGlu || kProduct == Product::kGluKeep) {
+    if constexpr (is_pair(kProduct)) {
       constexpr int kPasses = kProduct == Product::kGluKeep ? 3 : 1;
       const int pass = j / 2 * kPasses, feature = tile.a_tile * 128 + c.group * 64;
       store_rows<N>(c, to, tile, at, pass, j, feature,
                     [&](int g, int i) { return glu(d[0][4 * g + i], d[1][4 * g + i], form); });
       if constexpr (kProduct == Product::kGluKeep) {
-        const RowTarget gate{args.grad.gate_up, 2 * args.features, args.features};
-        const RowTarget up{args.grad.gate_up + args.features, 2 * args.features, args.features};
+        const RowTarget gate{args.gate_up, 2 * args.features, args.features};
+        const RowTarget up{args.gate_up + args.features, 2 * args.features, args.features};
         store_rows<N>(c, gate, tile, at, pass + 1, j, feature, [&](int g, int i) { return d[0][4 * g + i]; });
         store_rows<N>(c, up, tile, at, pass + 2, j, feature, [&](int g, int i) { return d[1][4 * g + i]; });
       }
-    } else if constexpr (kProduct == Product::kGluGrad) {
-      const RowGradient now = next;  // loaded while the rows before it were at work
-      if (j + 2 < N / 8) next = load_gradient(args, c, tile, at, j + 2);
-      grad_rows<N>(c, args, tile, at, now, j, d, form);
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if constexpr (kProduct == Product::kActGrad) {
-          const KeptProducts now = kept;
-          if (j + half + 1 < N / 8 + N / 8 % 2) kept = load_kept(args, c, tile, at, j + half + 1);
-          act_grad_rows<N>(c, args, tile, at, j + half, now, d, form);
-        } else {
-          store_rows<N>(c, to, tile, at, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
-                        [&](int g, int i) { return d[half][4 * g + i]; });
-        }
+        store_rows<N>(c, to, tile, at, half, j, tile.a_tile * 256 + c.group * 128 + half * 64,
+                      [&](int g, int i) { return d[half][4 * g + i]; });
       }
     }
   }
@@ -373,7 +229,7 @@ template <int N, Product kProduct>
 __device__ __forceinline__ void consume(const ProductArgs& args, Consumer& c, const Tile& tile, bool lead,
                                         bool trail) {
   constexpr bool kPairs = is_pair(kProduct);
-  constexpr int kTrans = is_transposed(kProduct);
+  constexpr int kTrans = (kProduct == Product::kTransposed);
   constexpr int kStep = kTrans ? 16 * 128 / 16 : 32 / 16;  // of 16 k, in the descriptor's units
   float d[2][N / 2];
   clear(d[0]), clear(d[1]);
@@ -456,15 +312,17 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   }
 }
 
-// x [rows, width], sorted by expert.
+// x [rows, width], sorted by expert, in boxes of 64 k by box_rows.
+inline cudaError_t row_map(CUtensorMap* map, const ExpertPlan& plan, const void* x, int64_t width,
+                           int box_rows) {
+  return make_tensor_map(map, {.base = x,
+                               .size = {uint64_t(width), uint64_t(plan.max_rows), 1},
+                               .stride = {uint64_t(width), uint64_t(width * plan.max_rows)},
+                               .box = {kBlockK, uint32_t(box_rows), 1}});
+}
 inline cudaError_t row_maps(ProductArgs* args, const ExpertPlan& plan, const void* x, int64_t width) {
-  TensorBox box{.base = x,
-                .size = {uint64_t(width), uint64_t(plan.max_rows), 1},
-                .stride = {uint64_t(width), uint64_t(width * plan.max_rows)},
-                .box = {kBlockK, 32, 1}};
-  const cudaError_t error = make_tensor_map(&args->x32, box);
-  box.box[1] = 8;
-  return error == cudaSuccess ? make_tensor_map(&args->x8, box) : error;
+  const cudaError_t error = row_map(&args->x32, plan, x, width, 32);
+  return error == cudaSuccess ? row_map(&args->x8, plan, x, width, 8) : error;
 }
 // w [experts, rows, columns], in boxes of 64 columns by box_rows.
 inline cudaError_t weight_map(CUtensorMap* map, const void* w, int64_t experts, int64_t rows, int64_t columns,
@@ -475,10 +333,44 @@ inline cudaError_t weight_map(CUtensorMap* map, const void* w, int64_t experts, 
                                .box = {64, uint32_t(box_rows), 1}});
 }
 
-// A kernel with one block a multiprocessor, or more.
+// One for all products: the weights are [experts, features, k], for transposed products [experts, k,
+// features]. Of a transposed product's two weights the second takes x's columns from k on, and the products
+// are added.
+struct Operands {
+  const void* first = nullptr;
+  const void* second = nullptr;  // pairs, and transposed products of two weights
+  int64_t experts = 0;
+  int64_t features = 0;
+  int64_t k = 0;
+  const void* x = nullptr;
+  void* out = nullptr;
+};
+inline cudaError_t product_args(Product product, const ExpertPlan& plan, const Operands& o,
+                                ProductArgs* args) {
+  const bool transposed = product == Product::kTransposed, added = transposed && o.second != nullptr;
+  const int tile = is_pair(product) ? kTileA / 2 : kTileA, terms = added ? 2 : 1;
+  args->tiles = plan.tiles, args->totals = plan.totals;
+  args->a_tiles = int((o.features + tile - 1) / tile);
+  args->first_blocks = int((o.k + kBlockK - 1) / kBlockK);
+  args->k_blocks = terms * args->first_blocks;
+  args->second_column = int(o.k);
+  args->features = int(o.features);
+  args->out = static_cast<__nv_bfloat16*>(o.out);
+  const auto weights = [&](CUtensorMap* map, const void* w) {
+    if (w == nullptr) return cudaSuccess;
+    return transposed ? weight_map(map, w, o.experts, o.k, o.features, 64)
+                      : weight_map(map, w, o.experts, o.features, o.k);
+  };
+  cudaError_t error = row_maps(args, plan, o.x, terms * o.k);
+  if (error == cudaSuccess) error = weights(&args->a[0], o.first);
+  return error == cudaSuccess ? weights(&args->a[1], o.second) : error;
+}
+
+// A kernel with one block a multiprocessor, or more. overlap: it may start while the kernel before it ends
+// (ptx.cuh, wait_for_prerequisites).
 template <class Args>
 cudaError_t launch_persistent(void (*kernel)(Args), const Args& args, int threads, int shared_bytes,
-                              cudaStream_t stream, int each = 1) {
+                              cudaStream_t stream, int each = 1, bool overlap = false) {
   int device = 0, processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -486,8 +378,14 @@ cudaError_t launch_persistent(void (*kernel)(Args), const Args& args, int thread
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<processors * each, threads, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(processors * each), config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = overlap ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
 }
 template <Product kProduct>
 cudaError_t launch_product(const ProductArgs& args, cudaStream_t stream) {

@@ -1,51 +1,54 @@
-#include "godwit/kernels/cuda/sm90/experts_gemm.cuh"
+// From both products of the gated unit and the gradient da of its unweighted output, with p the weight of a
+// row's slot (moe_experts.cu):
+//   d_gate_up = p da dglu,  act = p a,  d_weights[slot] = sum over the features of da a
+// A block takes a row. The bits of a row depend on nothing but the row.
 #include "godwit/kernels/cuda/sm90/experts_launch.cuh"
+#include "godwit/kernels/cuda/sm90/glu.cuh"
+#include "godwit/kernels/cuda/sm90/rows.cuh"
 
 namespace godwit::kernels::cuda::sm90 {
 namespace {
 
-// d_weights[slot] = the parts of its row's dot product, in order.
-__global__ void sum_dots_kernel(const int* slot_row, int64_t slots, const float* dots, int parts,
-                                int64_t max_rows, float* d_weights) {
-  const int64_t slot = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (slot >= slots) return;
-  const int64_t row = slot_row[slot];
-  float sum = 0;
-  for (int i = 0; i < parts; ++i) sum += dots[i * max_rows + row];
-  d_weights[slot] = sum;
-}
+constexpr int kThreads = 128;
 
-int dot_parts(const MoeShape& shape) {
-  return 2 * int((shape.inner + 127) / 128);
+__global__ void __launch_bounds__(kThreads)
+    glu_gradient_kernel(ExpertPlan plan, const __grid_constant__ GluGradientCall g, GluForm glu_form,
+                        int units) {
+  __shared__ float sums[kThreads / 32];
+  const int64_t row = blockIdx.x;
+  if (row >= plan.totals[0]) return;
+  const GluConstants form(glu_form);
+  const int slot = plan.row_slot[row];
+  const float p = slot >= 0 ? g.weights[slot] : 0.f;
+  const uint4* gate_up = static_cast<const uint4*>(g.gate_up) + row * 2 * units;
+  uint4* act = static_cast<uint4*>(g.act) + row * units;
+  uint4* d_gate_up = static_cast<uint4*>(g.d_gate_up) + row * 2 * units;
+  float dot = 0;
+  for (int u = threadIdx.x; u < units; u += kThreads) {
+    const Eight gate = unpack(__ldcs(gate_up + u)), up = unpack(__ldcs(gate_up + units + u)),
+                da = unpack(act[u]);
+    Eight d_gate, d_up, a;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const GluGradient d = glu_gradient(gate.x[i], up.x[i], form);
+      dot = fmaf(da.x[i], d.value, dot);
+      d_gate.x[i] = p * da.x[i] * d.d_gate, d_up.x[i] = p * da.x[i] * d.d_up, a.x[i] = p * d.value;
+    }
+    d_gate_up[u] = pack(d_gate), d_gate_up[units + u] = pack(d_up), act[u] = pack(a);
+  }
+  if (g.d_weights == nullptr || slot < 0) return;
+  dot = lane_sum(dot);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = dot;
+  __syncthreads();
+  if (threadIdx.x == 0) g.d_weights[slot] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 }  // namespace
 
-size_t glu_gradient_dots(const ExpertPlan& plan, const MoeShape& shape) {
-  return size_t(dot_parts(shape)) * plan.max_rows;
-}
-
 cudaError_t launch_glu_gradient(const ExpertPlan& plan, const MoeShape& shape, const GluGradientCall& g,
                                 cudaStream_t stream) {
-  ProductArgs args;
-  cudaError_t error = glu_args(plan, shape, {.w1 = g.w1, .w3 = g.w3, .x = g.x}, &args);
-  if (error != cudaSuccess) return error;
-  args.grad = {.d_act = static_cast<const __nv_bfloat16*>(g.d_act),
-               .gate_up = static_cast<__nv_bfloat16*>(const_cast<void*>(g.gate_up)),
-               .row_slot = plan.row_slot,
-               .weights = g.weights,
-               .d_gate_up = static_cast<__nv_bfloat16*>(g.d_gate_up),
-               .act = static_cast<__nv_bfloat16*>(g.act),
-               .dots = g.dots,
-               .max_rows = plan.max_rows};
-  if (g.gate_up == nullptr) {
-    error = launch_product<Product::kGluGrad>(args, stream);
-  } else {
-    error = launch_activation_gradient(plan, shape, g, args.grad, stream);
-  }
-  if (error != cudaSuccess || g.d_weights == nullptr) return error;
-  sum_dots_kernel<<<unsigned((plan.slots + 255) / 256), 256, 0, stream>>>(
-      plan.slot_row, plan.slots, g.dots, dot_parts(shape), plan.max_rows, g.d_weights);
+  glu_gradient_kernel<<<unsigned(plan.max_rows), kThreads, 0, stream>>>(plan, g, shape.form,
+                                                                        int(shape.inner / 8));
   return cudaGetLastError();
 }
 

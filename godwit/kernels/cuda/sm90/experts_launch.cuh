@@ -9,7 +9,6 @@
 namespace godwit::kernels::cuda::sm90 {
 
 struct ProductArgs;  // experts_gemm.cuh
-struct GluGradArgs;
 
 // h[r, i] = glu(w1_e x_r, w3_e x_r); x [rows, width], h [rows, inner], bf16. With gate_up [rows, 2 inner]
 // both products are kept there, rounded to bf16.
@@ -47,34 +46,20 @@ struct TransposedWeights {
 cudaError_t launch_transposed_product(const ExpertPlan& plan, int64_t experts, const TransposedWeights& w,
                                       const void* x, void* out, cudaStream_t stream);
 
-// What follows from the gate and up products and from the gradient of the unweighted activation, d_act [rows,
-// inner]: see GluGradArgs. Either the products were kept in gate_up, and d_act is made here from d [rows,
-// width] and w2, or d_act is there and they are computed again. The bits are the same. d_weights [T, k] may
-// be null.
+// The gradients of both products [rows, 2 inner], of which act has that of the unweighted activation when it
+// begins and p a when it ends; gate_up may be d_gate_up. d_weights [T, k] may be null.
 struct GluGradientCall {
-  const void* w1 = nullptr;
-  const void* w3 = nullptr;
-  const void* w2 = nullptr;
-  const void* x = nullptr;
-  const void* d = nullptr;
-  const void* gate_up = nullptr;
-  const void* d_act = nullptr;
+  const void* gate_up = nullptr;  // [rows, 2 inner]
   const float* weights = nullptr;
   void* d_gate_up = nullptr;  // [rows, 2 inner]
   void* act = nullptr;        // [rows, inner]
-  float* dots = nullptr;      // glu_gradient_dots floats
   float* d_weights = nullptr;
 };
-size_t glu_gradient_dots(const ExpertPlan& plan, const MoeShape& shape);
 cudaError_t launch_glu_gradient(const ExpertPlan& plan, const MoeShape& shape, const GluGradientCall& g,
                                 cudaStream_t stream);
 
-// Parts of these that stand in files of their own, for the compiler's sake.
-cudaError_t glu_args(const ExpertPlan& plan, const MoeShape& shape, const GluCall& g, ProductArgs* args);
+// In a file of its own, for the compiler's sake.
 cudaError_t launch_glu_keep(const ProductArgs& args, cudaStream_t stream);
-cudaError_t launch_activation_gradient(const ExpertPlan& plan, const MoeShape& shape,
-                                       const GluGradientCall& g, const GluGradArgs& grad,
-                                       cudaStream_t stream);
 
 // out[e, m, n] = sum over the rows of e of a[r, m] b[r, n].
 struct Rows {

@@ -59,8 +59,9 @@ struct GluGradient {
 __device__ __forceinline__ GluGradient glu_gradient(float g, float u, const GluConstants& c) {
   const TanhParts pg = tanh_parts(g, c.gate_exponent, c.gate_inverse);
   const TanhParts pu = tanh_parts(u, c.up_exponent, c.up_inverse);
-  const float s = rcp_approx(sigmoid_denominator(g));
-  const float tg = pg.num * rcp_approx(pg.den), tu = pu.num * rcp_approx(pu.den);
+  const float ds = sigmoid_denominator(g), inverse = rcp_approx(ds * pg.den * pu.den);  // one for all three
+  const float s = inverse * (pg.den * pu.den);
+  const float tg = pg.num * (inverse * (ds * pu.den)), tu = pu.num * (inverse * (ds * pg.den));
   const float h = c.gate > 0 ? c.gate * tg : g, slope = c.gate > 0 ? 1.f - tg * tg : 1.f;
   const float lin = c.up > 0 ? c.up * tu : u, lin_slope = c.up > 0 ? 1.f - tu * tu : 1.f;
   return {h * s * lin, lin * s * (slope + h * (1.f - s)), h * s * lin_slope};
