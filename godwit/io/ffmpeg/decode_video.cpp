@@ -108,7 +108,8 @@ class Video {
     }
     if (!enough_) decode(nullptr);
     require(shown_ || enough_, "no frame of it can be decoded");
-    if (!enough_ && shown_) show_until(time_ + duration_);
+    if (!enough_) show_until(time_ + duration_);
+    if (next_ == 0) show();  // shorter than the slack
   }
 
  private:
@@ -165,10 +166,12 @@ class Video {
 
   void show_until(double end) {
     constexpr double kSlack = 1e-6;
-    while (!enough_ && static_cast<double>(next_) / job_.fps < end - kSlack) {
-      enough_ = !job_.frame(job_.user, rgb_.data(), width_, height_);
-      ++next_;
-    }
+    while (!enough_ && static_cast<double>(next_) / job_.fps < end - kSlack) show();
+  }
+
+  void show() {
+    enough_ = !job_.frame(job_.user, rgb_.data(), width_, height_);
+    ++next_;
   }
 
   void convert(const AVFrame& frame) {
