@@ -102,30 +102,37 @@ int64_t Engine::submit(Request request) {
   std::vector<int32_t> allowed = request.stop_ids;
   allowed.insert(allowed.end(), request.allowed_specials.begin(), request.allowed_specials.end());
   const at::Tensor forbidden = forbidden_tokens(model_, allowed);
+  const at::Tensor early =
+      request.min_tokens > 0 ? forbidden_tokens(model_, request.allowed_specials) : at::Tensor();
+  if (early.defined()) {
+    for (const int32_t id : request.stop_ids) early[id] = true;
+  }
   const auto media = std::make_shared<PromptMedia>(model_, request.prompt, std::move(request.media));
   const auto shared = std::make_shared<const Request>(std::move(request));
   const SamplingParams& sampling = shared->sampling;
-
-  const std::lock_guard lock(mutex_);
-  const int64_t id = next_request_++;
+  std::vector<std::unique_ptr<Sequence>> sequences;
   for (int64_t choice = 0; choice < shared->choices; ++choice) {
-    auto sequence = std::make_unique<Sequence>();
+    auto& sequence = sequences.emplace_back(std::make_unique<Sequence>());
     sequence->request = shared;
-    sequence->id = id;
     sequence->choice = choice;
     sequence->sampling = sampling;
     sequence->sampling.seed = choice_seed(sampling.seed, choice);
-    sequence->tokens = shared->prompt;
     sequence->media = media;
     sequence->forbidden = forbidden;
+    sequence->forbidden_early = early;
     if (shared->state) {
       sequence->swapped = *shared->state;  // shares its tensors
       sequence->cached = shared->state->length;
     }
     sequence->uses_history = sampling.presence_penalty != 0 || sampling.frequency_penalty != 0 ||
                              sampling.repetition_penalty != 1.0;
-    if (sequence->uses_history) sequence->history.prompt.insert(shared->prompt.begin(), shared->prompt.end());
     if (shared->constraint) sequence->constraint = shared->constraint();
+  }
+
+  const std::lock_guard lock(mutex_);
+  const int64_t id = next_request_++;
+  for (auto& sequence : sequences) {
+    sequence->id = id;
     inbox_.push_back(std::move(sequence));
     ++published_.waiting;
   }
@@ -163,7 +170,8 @@ void Engine::end_long_waits() {
   const auto now = std::chrono::steady_clock::now();
   for (auto& s : waiting_) {
     const double waited = std::chrono::duration<double>(now - s->submitted).count();
-    if (s->drawn() > 0 || s->swapped || waited <= options_.max_wait_s) continue;
+    const bool placed = s->request->group && s->request->group->placed;
+    if (placed || s->drawn() > 0 || s->swapped || waited <= options_.max_wait_s) continue;
     finish(*s,
            {.reason = FinishReason::kNoRoom,
             .error = fmt::format("no place in the cache came free in {:.0f} s; try again later", waited)});
@@ -192,6 +200,10 @@ bool Engine::restore_prefix(int64_t slot, std::span<const int64_t> prompt) {
 // A slot, and the state to go on from.
 bool Engine::place_sequence(Sequence& sequence) {
   const int64_t slot = free_slots_.back();
+  if (sequence.tokens.empty()) {
+    sequence.tokens = sequence.request->prompt;
+    if (sequence.uses_history) sequence.history.prompt.insert(sequence.tokens.begin(), sequence.tokens.end());
+  }
   if (sequence.swapped) {
     while (!state_.swap_in(slot, *sequence.swapped)) {
       if (!prefix_.evict()) return false;
@@ -227,6 +239,8 @@ void Engine::admit() {
   while (!waiting_.empty() && !free_slots_.empty()) {
     Sequence& next = *waiting_.front();
     if (reading(next.id) || !place_sequence(next)) return;
+    RequestGroup* group = next.request->group.get();
+    if (group && !group->placed.exchange(true) && group->on_place) group->on_place();
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -469,6 +483,15 @@ bool Engine::step() {
   drop_finished();
   publish();
   return any || !waiting_.empty();
+}
+
+void Engine::end_all(const std::string& reason) {
+  take_inbox();
+  const Finish end{.reason = FinishReason::kNoRoom, .error = reason};
+  for (auto& s : waiting_) finish(*s, end);
+  for (auto& s : running_) finish(*s, end);
+  drop_finished();
+  publish();
 }
 
 void Engine::run_until_idle() {

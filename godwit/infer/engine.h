@@ -10,6 +10,7 @@
 // one thread of the caller's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -35,7 +36,7 @@ inline bool failed(FinishReason reason) {
 
 struct Finish {
   FinishReason reason = FinishReason::kStop;
-  std::string error = {};  // where it failed; kNoRoom: the cache cannot hold it
+  std::string error = {};  // where it failed; kNoRoom: there was no place for it, or no time any more
   int32_t stop_id = -1;    // kStop: the id that was drawn
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
@@ -52,11 +53,18 @@ class TokenConstraint {
   virtual void accept(int32_t id) = 0;
 };
 
+// Requests that one client waits for. None of them is sent away for waiting once one has had its place.
+struct RequestGroup {
+  std::function<void()> on_place = {};  // when the first of them gets one; on the step's thread
+  std::atomic<bool> placed = false;
+};
+
 struct Request {
   std::vector<int32_t> prompt;
   MediaList media = {};  // its pictures, in order (prompt_media.h)
   SamplingParams sampling = {};
   int64_t max_tokens = 128;
+  int64_t min_tokens = 0;                      // before so many are drawn no stop id is
   std::vector<int32_t> stop_ids = {};          // drawing one ends the text; it is not part of it
   std::vector<int32_t> allowed_specials = {};  // special tokens that may be drawn besides the stop ids
   int64_t top_logprobs = 0;
@@ -73,6 +81,7 @@ struct Request {
   // Each token as it is drawn; returning false ends that choice (kCancelled).
   std::function<bool(int64_t choice, const DrawnToken& token)> on_token = {};
   std::function<void(int64_t choice, const Finish& finish)> on_finish = {};
+  std::shared_ptr<RequestGroup> group = {};  // none: it is alone
 };
 
 // The seed of one choice of a request: choice 0 draws with the request's own.
@@ -94,7 +103,8 @@ struct EngineOptions {
   // Refused where it cannot be kept. On a GPU every step has as many rows as max_sequences, and each prompt
   // is read alone, in pieces that end at multiples of kDeterministicPiece.
   bool deterministic = false;
-  double max_wait_s = 0;  // a request that waits longer for its place ends with kNoRoom; 0: none does
+  double max_wait_s =
+      0;  // a request (or group) that waits longer for its place ends with kNoRoom; 0: none does
   // What the engine may take of the device's memory; 0: whatever it asks for (see memory.h).
   int64_t memory_bytes = 0;
 };
@@ -102,7 +112,7 @@ struct EngineOptions {
 inline constexpr int64_t kDeterministicPiece = 1024;
 
 struct EngineStats {
-  int64_t waiting = 0, running = 0;
+  int64_t waiting = 0, running = 0;  // sequences
   int64_t finished = 0, failed = 0, preempted = 0;
   int64_t prompt_tokens = 0;  // of admitted requests; of them `cached_tokens` came from the prefix cache
   int64_t cached_tokens = 0, drawn_tokens = 0;
@@ -130,6 +140,8 @@ class Engine {
   int64_t submit(Request request);
   // Ends a request within one step, all of its choices; unknown ids are ignored.
   void abort(int64_t request);
+  // Ends everything, running, waiting or just submitted, with kNoRoom and `reason`. On the step's thread.
+  void end_all(const std::string& reason);
 
   // Admits, feeds, draws. False when there was nothing to do.
   bool step();

@@ -40,7 +40,7 @@ void Engine::draw(std::vector<Drawing>& drawings, const at::Tensor& logits) {
 // A token from a row on the host.
 Engine::Outcome Engine::draw_here(Sequence& s, const at::Tensor& row) const {
   try {
-    at::Tensor forbidden = s.forbidden;
+    at::Tensor forbidden = s.early() ? s.forbidden_early : s.forbidden;
     if (s.constraint) {
       forbidden = forbidden.clone();
       s.constraint->forbid(forbidden);

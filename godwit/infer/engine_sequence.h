@@ -20,13 +20,14 @@ struct Engine::Sequence {
   int64_t id = 0;  // of the request
   int64_t choice = 0;
   SamplingParams sampling;
-  std::vector<int32_t> tokens;         // the prompt and what was drawn
+  std::vector<int32_t> tokens;         // the prompt and what was drawn; empty until a place is sought
   std::shared_ptr<PromptMedia> media;  // shared by the choices
   int64_t slot = -1;
   std::vector<int64_t> boundaries;  // of its prompt, where its state goes to the prefix cache; ascending
   std::optional<SwappedState> swapped;
   std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
   at::Tensor forbidden, forbidden_there;  // there: on the model's device, where tokens are drawn on it
+  at::Tensor forbidden_early;             // before min_tokens; undefined where there is no such time
   std::unique_ptr<TokenConstraint> constraint;
   TokenHistory history;
   bool uses_history = false;
@@ -36,9 +37,11 @@ struct Engine::Sequence {
 
   [[nodiscard]] int64_t prompt_size() const { return static_cast<int64_t>(request->prompt.size()); }
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(tokens.size()); }
-  [[nodiscard]] int64_t drawn() const { return size() - prompt_size(); }
+  [[nodiscard]] int64_t drawn() const { return tokens.empty() ? 0 : size() - prompt_size(); }
+  [[nodiscard]] bool early() const { return forbidden_early.defined() && drawn() < request->min_tokens; }
   [[nodiscard]] bool draws_on_device() const {
-    return godwit::draws_on_device(sampling) && !constraint && !request->forced && request->top_logprobs == 0;
+    return godwit::draws_on_device(sampling) && !constraint && !request->forced &&
+           request->top_logprobs == 0 && !early();
   }
 };
 

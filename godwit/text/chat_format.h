@@ -58,9 +58,10 @@ struct ChatOptions {
   std::string thinking_effort = {};  // low, high, max, or empty for no word about it
   std::string tools = {};            // a JSON list of tools, or empty
   ToolChoice tool_choice = ToolChoice::kAuto;
-  std::string tool_name = {};  // kRequired: the one tool that is to be called; the prompt does not say so
-  bool parallel_calls = true;  // more than one call in a turn; the prompt does not say so
-  bool json_response = false;  // response_format json_object, or json_schema when there is one
+  // The tools that may be called; empty: all of them. The prompt does not say so.
+  std::vector<std::string> tool_names = {};
+  bool parallel_calls = true;        // more than one call in a turn; the prompt does not say so
+  bool json_response = false;        // response_format json_object, or json_schema when there is one
   std::string response_schema = {};  // a JSON schema, or empty
   bool generation_prompt = true;     // end with the opening of the assistant's turn
 };

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "godwit/base/check.h"
 
@@ -12,10 +13,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::pair<ChatRole, const char*> kRoles[] = {{ChatRole::kSystem, "system"},
-                                                       {ChatRole::kUser, "user"},
-                                                       {ChatRole::kAssistant, "assistant"},
-                                                       {ChatRole::kTool, "tool"}};
+constexpr std::pair<ChatRole, const char*> kRoles[] = {
+    {ChatRole::kSystem, "system"},
+    {ChatRole::kUser, "user"},
+    {ChatRole::kAssistant, "assistant"},
+    {ChatRole::kTool, "tool"},
+    {ChatRole::kSystem, "developer"}};  // OpenAI's new word
 
 constexpr int kDeepest = 200;  // nested JSON; writing it recurses
 
@@ -31,11 +34,13 @@ std::string dump(const Json& value, std::string_view what) {
   return value.dump();
 }
 
-// The string under `key`; empty when absent or null.
+// The string under `key`; empty when absent or null. `where` is the object's own place, empty for the
+// request.
 std::string text_at(const Json& object, const char* key, const std::string& where) {
   const auto at = object.find(key);
   if (at == object.end() || at->is_null()) return {};
-  check(at->is_string(), "{}.{}: expected text, got {}", where, key, at->type_name());
+  check(at->is_string(), "{}{}{}: expected text, got {}", where, where.empty() ? "" : ".", key,
+        at->type_name());
   return at->get<std::string>();
 }
 
@@ -60,6 +65,10 @@ ChatPart part_from_json(const Json& part, const std::string& where) {
   image.image_url =
       at->is_object() ? text_at(*at, "url", where + ".image_url") : text_at(part, "image_url", where);
   check(!image.image_url.empty(), "{}.image_url: the url is empty", where);
+  // How large a picture is shown is the processor's to say: OpenAI's words for it change nothing.
+  const std::string detail = at->is_object() ? text_at(*at, "detail", where + ".image_url") : "";
+  check(detail.empty() || detail == "auto" || detail == "low" || detail == "high",
+        "{}.image_url.detail: expected auto, low or high, got '{}'", where, detail);
   return image;
 }
 
@@ -99,7 +108,7 @@ ChatMessage message_from_json(const Json& message, const std::string& where) {
     out.role = value;
     known = true;
   }
-  check(known, "{}.role: expected system, user, assistant or tool, got '{}'", where, role);
+  check(known, "{}.role: expected system, developer, user, assistant or tool, got '{}'", where, role);
   out.name = text_at(message, "name", where);
   if (out.name.empty() && out.role == ChatRole::kTool) out.name = text_at(message, "tool", where);
   if (message.contains("content")) out.content = content_from_json(message["content"], where + ".content");
@@ -162,19 +171,48 @@ std::vector<ChatMessage> messages_from_json(const Json& messages) {
 
 namespace {
 
-// "auto", "none", "required", or {"type": "function", "function": {"name": ...}}.
+// The name in {"type": "function", "function": {"name": ...}}.
+std::string chosen_function(const Json& choice, const std::string& where) {
+  check(choice.is_object(), "{}: expected an object, got {}", where, choice.type_name());
+  const std::string type = text_at(choice, "type", where);
+  check(type == "function", "{}.type: expected function, got '{}'", where, type);
+  const Json& function = choice.contains("function") ? choice["function"] : choice;
+  check(function.is_object(), "{}.function: expected an object, got {}", where, function.type_name());
+  std::string name = text_at(function, "name", where + ".function");
+  check(!name.empty(), "{}.function.name: missing", where);
+  return name;
+}
+
+// {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [functions]}}.
+void read_allowed_tools(const Json& choice, ChatOptions& out) {
+  const std::string where = "tool_choice.allowed_tools";
+  const auto allowed = choice.find("allowed_tools");
+  check(allowed != choice.end() && allowed->is_object(), "{}: expected an object", where);
+  const std::string mode = text_at(*allowed, "mode", where);
+  check(mode == "auto" || mode == "required", "{}.mode: expected auto or required, got '{}'", where, mode);
+  const auto tools = allowed->find("tools");
+  check(tools != allowed->end() && tools->is_array() && !tools->empty(), "{}.tools: expected a list of tools",
+        where);
+  for (const Json& tool : *tools)
+    out.tool_names.push_back(
+        chosen_function(tool, fmt::format("{}.tools[{}]", where, out.tool_names.size())));
+  if (mode == "required") out.tool_choice = ToolChoice::kRequired;
+}
+
+// "auto", "none", "required", the one function to call, or those that may be called.
 void read_tool_choice(const Json& request, ChatOptions& out) {
   const auto given = request.find("tool_choice");
   if (given != request.end() && given->is_object()) {
     const std::string type = text_at(*given, "type", "tool_choice");
-    check(type == "function", "tool_choice.type: expected function, got '{}'", type);
-    const Json& function = given->contains("function") ? (*given)["function"] : *given;
-    check(function.is_object(), "tool_choice.function: expected an object, got {}", function.type_name());
-    out.tool_name = text_at(function, "name", "tool_choice.function");
-    check(!out.tool_name.empty(), "tool_choice.function.name: missing");
-    out.tool_choice = ToolChoice::kRequired;
+    if (type == "allowed_tools") {
+      read_allowed_tools(*given, out);
+    } else {
+      check(type == "function", "tool_choice.type: expected function or allowed_tools, got '{}'", type);
+      out.tool_names = {chosen_function(*given, "tool_choice")};
+      out.tool_choice = ToolChoice::kRequired;
+    }
   } else {
-    const std::string choice = text_at(request, "tool_choice", "request");
+    const std::string choice = text_at(request, "tool_choice", "");
     check(choice.empty() || choice == "auto" || choice == "none" || choice == "required",
           "tool_choice: expected auto, none, required or a function, got '{}'", choice);
     if (choice == "none") out.tool_choice = ToolChoice::kNone;
@@ -188,6 +226,63 @@ void read_tool_choice(const Json& request, ChatOptions& out) {
   }
 }
 
+// true, false, or {"type": "enabled" | "disabled"} as Kimi's own service has it. None: nothing is said.
+std::optional<bool> thinking_flag(const Json& object, const char* key, const std::string& where) {
+  const auto at = object.find(key);
+  if (at == object.end() || at->is_null()) return std::nullopt;
+  if (at->is_boolean()) return at->get<bool>();
+  const std::string type = at->is_object() ? text_at(*at, "type", where) : "";
+  check(type == "enabled" || type == "disabled",
+        "{}: expected true, false or {{\"type\": \"enabled\"}} or \"disabled\"", where);
+  return type == "enabled";
+}
+
+// How much the model is to think. K3 knows low, high and max, under its own key; OpenAI's words are brought
+// to the nearest of them.
+void read_thinking(const Json& request, ChatOptions& out) {
+  std::optional<bool> thinking = thinking_flag(request, "thinking", "thinking");
+  out.thinking_effort = text_at(request, "thinking_effort", "");
+  std::string effort = text_at(request, "reasoning_effort", "");
+  if (const auto kwargs = request.find("chat_template_kwargs");
+      kwargs != request.end() && !kwargs->is_null()) {
+    const std::string where = "chat_template_kwargs";
+    check(kwargs->is_object(), "{}: expected an object, got {}", where, kwargs->type_name());
+    for (const auto& [key, value] : kwargs->items()) {
+      const std::string at = where + "." + key;
+      if (key == "thinking" || key == "enable_thinking") {
+        thinking = thinking_flag(*kwargs, key.c_str(), at);
+      } else if (key == "thinking_effort") {
+        out.thinking_effort = text_at(*kwargs, "thinking_effort", where);
+      } else if (key == "reasoning_effort") {
+        effort = text_at(*kwargs, "reasoning_effort", where);
+      } else {
+        fail(
+            "{}: the chat format has no such word; it has thinking, enable_thinking, thinking_effort and "
+            "reasoning_effort",
+            at);
+      }
+    }
+  }
+  const std::string& own = out.thinking_effort;
+  check(own.empty() || own == "low" || own == "high" || own == "max",
+        "thinking_effort: expected low, high or max, got '{}'", own);
+  static constexpr std::pair<std::string_view, const char*> kNearest[] = {
+      {"minimal", "low"}, {"low", "low"},   {"medium", "high"},
+      {"high", "high"},   {"xhigh", "max"}, {"max", "max"}};
+  const char* nearest = nullptr;
+  for (const auto& [word, meant] : kNearest) {
+    if (effort == word) nearest = meant;
+  }
+  check(effort.empty() || effort == "none" || nearest,
+        "reasoning_effort: expected none, minimal, low, medium, high, xhigh or max, got '{}'", effort);
+  if (effort == "none") {
+    check(!thinking.value_or(false), "reasoning_effort: none goes against thinking: true");
+    thinking = false;
+  }
+  if (own.empty() && nearest) out.thinking_effort = nearest;
+  out.thinking = thinking.value_or(true);
+}
+
 }  // namespace
 
 ChatOptions chat_options_from_json(const Json& request) {
@@ -198,12 +293,7 @@ ChatOptions chat_options_from_json(const Json& request) {
     if (!tools->empty()) out.tools = dump(*tools, "tools");
   }
   read_tool_choice(request, out);
-  if (const auto thinking = request.find("thinking"); thinking != request.end()) {
-    check(thinking->is_boolean(), "thinking: expected true or false, got {}", thinking->type_name());
-    out.thinking = thinking->get<bool>();
-  }
-  out.thinking_effort = text_at(request, "thinking_effort", "request");
-  if (out.thinking_effort.empty()) out.thinking_effort = text_at(request, "reasoning_effort", "request");
+  read_thinking(request, out);
   const auto format = request.find("response_format");
   if (format == request.end() || format->is_null()) return out;
   check(format->is_object(), "response_format: expected an object, got {}", format->type_name());
@@ -223,7 +313,7 @@ ChatOptions chat_options_from_json(const Json& request) {
 Json message_to_json(const ChatMessage& message) {
   Json out = Json::object();
   for (const auto& [value, name] : kRoles) {
-    if (message.role == value) out["role"] = name;
+    if (message.role == value && !out.contains("role")) out["role"] = name;
   }
   if (!message.name.empty()) out["name"] = message.name;
   if (!message.tool_call_id.empty()) out["tool_call_id"] = message.tool_call_id;

@@ -16,8 +16,10 @@ namespace godwit {
 std::vector<ChatMessage> messages_from_json(const nlohmann::ordered_json& messages);
 
 // The keys of an OpenAI-style request that shape the prompt or the turn: tools, tool_choice (auto, none,
-// required, or the function to call), parallel_tool_calls, response_format (text, json_object, json_schema),
-// thinking (bool), thinking_effort or reasoning_effort. Other keys are not looked at.
+// required, the function to call, or allowed_tools), parallel_tool_calls, response_format (text, json_object,
+// json_schema), thinking (bool, or {"type": "enabled" | "disabled"}), thinking_effort, reasoning_effort (none
+// turns thinking off; OpenAI's words stand for the nearest of K3's), chat_template_kwargs with the same keys.
+// Other keys are not looked at. Errors begin with the path of the key.
 ChatOptions chat_options_from_json(const nlohmann::ordered_json& request);
 
 // One message in the same form; empty keys are left out.

@@ -50,6 +50,7 @@ class ChatParser {
   void finish(std::vector<ChatEvent>& events);
 
   bool done() const { return done_; }  // <|end_of_msg|> has come
+  bool in_thought() const { return is_open(Tag::kThink); }
   // What was not as the format wants it, in order; empty for a well-formed turn.
   const std::vector<std::string>& faults() const { return faults_; }
 

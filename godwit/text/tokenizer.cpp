@@ -83,6 +83,7 @@ Tokenizer::Tokenizer(std::vector<std::string> rank_tokens, const SpecialNames& s
     special_begins_with_[static_cast<uint8_t>(name[0])] = true;
     tokens_.push_back(name);
   }
+  for (const std::string& token : tokens_) longest_token_ = std::max(longest_token_, token.size());
   std::sort(special_lengths_.begin(), special_lengths_.end(), std::greater<>());
   special_lengths_.erase(std::unique(special_lengths_.begin(), special_lengths_.end()),
                          special_lengths_.end());

@@ -77,6 +77,8 @@ class Tokenizer {
   // replace_invalid_utf8.
   std::string decode(std::span<const int32_t> ids, bool skip_specials = false) const;
   std::string_view token_bytes(int32_t id) const;
+  // Bytes of the longest token: a text has at least its bytes divided by these tokens.
+  size_t longest_token() const { return longest_token_; }
 
   int32_t vocab_size() const { return ranks() + kSpecialTokens; }
   int32_t ranks() const { return static_cast<int32_t>(tokens_.size()) - kSpecialTokens; }
@@ -93,6 +95,7 @@ class Tokenizer {
 
   std::vector<std::string> tokens_;  // bytes by id, specials last
   Bpe bpe_;
+  size_t longest_token_ = 0;
   std::unordered_map<std::string, int32_t> special_ids_;
   std::vector<size_t> special_lengths_;  // distinct, longest first
   bool special_begins_with_[256] = {};

@@ -157,7 +157,7 @@ TEST(ChatFormat, WhatCannotBeWrittenIsAnErrorWithItsPlace) {
   };
   expect(R"({"role": "user"})", "messages: expected a list, got object");
   expect(R"([{"role": "user"}, {"role": "robot"}])",
-         "messages[1].role: expected system, user, assistant or tool, got 'robot'");
+         "messages[1].role: expected system, developer, user, assistant or tool, got 'robot'");
   expect(R"([{"role": "user", "content": 3}])",
          "messages[0].content: expected text or a list of parts, got number");
   expect(R"([{"role": "user", "content": [{"type": "text"}]}])", "messages[0].content[0].text: missing");
@@ -180,6 +180,35 @@ TEST(ChatFormat, WhatCannotBeWrittenIsAnErrorWithItsPlace) {
         R"({"response_format": {"type": "json_schema"}})", R"({"thinking": "no"})", "[]"}) {
     EXPECT_THROW(chat_options_from_json(Json::parse(request)), Error) << request;
   }
+}
+
+// OpenAI's, vLLM's and Kimi's ways to say the same.
+TEST(ChatFormat, WordsForThinking) {
+  const auto effort = [](const char* request) {
+    const ChatOptions o = chat_options_from_json(Json::parse(request));
+    return o.thinking ? o.thinking_effort : "off";
+  };
+  for (const auto& [request, expected] : std::vector<std::pair<const char*, std::string>>{
+           {"{}", ""},
+           {R"({"reasoning_effort": "none"})", "off"},
+           {R"({"reasoning_effort": "minimal"})", "low"},
+           {R"({"reasoning_effort": "medium"})", "high"},
+           {R"({"reasoning_effort": "xhigh"})", "max"},
+           {R"({"reasoning_effort": "low", "thinking_effort": "max"})", "max"},
+           {R"({"thinking": null})", ""},
+           {R"({"thinking": {"type": "disabled"}})", "off"},
+           {R"({"chat_template_kwargs": {"enable_thinking": false}})", "off"},
+           {R"({"chat_template_kwargs": {"thinking": true, "reasoning_effort": "low"}})", "low"}})
+    EXPECT_EQ(effort(request), expected) << request;
+  for (const char* request :
+       {R"({"reasoning_effort": "none", "thinking": true})", R"({"thinking": {"type": 1}})",
+        R"({"reasoning_effort": "much"})", R"({"chat_template_kwargs": 1})"})
+    EXPECT_THROW(chat_options_from_json(Json::parse(request)), Error) << request;
+}
+
+TEST(ChatFormat, DeveloperIsSystem) {
+  EXPECT_EQ(chat_text(render(R"([{"role": "developer", "content": "be brief"}])")),
+            chat_text(render(R"([{"role": "system", "content": "be brief"}])")));
 }
 
 TEST(ChatFormat, DeepJsonIsAnErrorNotACrash) {
