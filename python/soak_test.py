@@ -134,7 +134,7 @@ async def behaves(server, rng, expected):
 async def quiet(server):
     for _ in range(600):
         now = await metrics(server.port)
-        if now["godwit_requests_running"] == 0 and now["godwit_requests_waiting"] == 0:
+        if now["godwit_sequences_running"] == 0 and now["godwit_sequences_waiting"] == 0 and now["godwit_requests_waiting"] == 0 and now["godwit_requests_running"] == 0:
             return now
         await asyncio.sleep(0.1)
     sys.exit(f"sequences still run a minute after the last client: {now}")
@@ -181,8 +181,8 @@ async def run(server, clients, at_once, seed):
     open_now = await descriptors(server, at_start)
     if open_now > at_start:
         sys.exit(f"{open_now} descriptors are open, {at_start} at the beginning")
-    if now["godwit_requests_failed_total"] > 0:
-        sys.exit(f"{now['godwit_requests_failed_total']:.0f} sequences failed")
+    if now["godwit_sequences_failed_total"] > 0:
+        sys.exit(f"{now['godwit_sequences_failed_total']:.0f} sequences failed")
     # Every page and slot can be had: a prompt as long as the cache, and as many sequences as run together.
     status, body = await answer(server.port, post("/v1/completions", {"prompt": [5] * (CONTEXT - 10), "max_tokens": 4}))
     if status != 200:

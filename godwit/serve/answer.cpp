@@ -16,7 +16,7 @@ int status_of(const Finish& finish) {
 
 struct Answer::Choice {
   Choice(const Tokenizer& tokenizer, const AnswerHead& head)
-      : decoder(tokenizer, /*skip_specials=*/true), stops(head.params.stop) {
+      : decoder(tokenizer, /*skip_specials=*/true), stops(head.params.stop, head.params.include_stop) {
     if (head.chat) parser = std::make_unique<ChatParser>(tokenizer, head.thinking);
   }
   StreamDecoder decoder;               // completions
@@ -24,6 +24,8 @@ struct Answer::Choice {
   StopScanner stops;
   ChatMessage message;  // content, reasoning and calls so far
   std::vector<Json> logprobs;
+  int64_t offset = 0;  // completions with logprobs: characters of the tokens so far
+  int64_t drawn = 0;
   std::string reason;
   std::chrono::steady_clock::time_point last = {};
   bool any = false;
@@ -34,6 +36,7 @@ Answer::Answer(AnswerHead head, const Tokenizer& tokenizer, std::shared_ptr<Http
     : head_(std::move(head)), tokenizer_(tokenizer), reply_(std::move(reply)), metrics_(metrics) {
   for (int64_t i = 0; i < head_.choices; ++i) choices_.push_back(std::make_unique<Choice>(tokenizer_, head_));
   open_ = head_.choices;
+  if (head_.chat) usage_.reasoning = 0;
 }
 
 Answer::~Answer() = default;
@@ -42,7 +45,18 @@ Json Answer::envelope(const char* object) const {
   return {{"id", head_.id}, {"object", object}, {"created", head_.created}, {"model", head_.model}};
 }
 
-void Answer::send_event(const Json& event) {
+const std::string& Answer::echo_of(int64_t index) const {
+  static const std::string none;
+  return head_.echo.empty() ? none : head_.echo[index / head_.params.choices];
+}
+
+void Answer::send_event(Json event) {
+  // Where usage is asked for, every event has the key and the last one the value.
+  const bool final = event.contains("usage");
+  if (head_.params.include_usage && !final) event["usage"] = nullptr;
+  if (head_.params.continuous_usage && !final)
+    event["usage"] =
+        usage_json({.prompt = head_.prompt_tokens, .drawn = drawn_, .reasoning = usage_.reasoning});
   over_ = !reply_->write("data: " + to_text(event) + "\n\n") || over_;
 }
 
@@ -51,8 +65,10 @@ void Answer::begin() {
   begun_ = true;
   reply_->begin({.content_type = "text/event-stream",
                  .headers = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}}});
-  if (!head_.chat) return;
-  for (int64_t i = 0; i < head_.choices; ++i) send_delta(i, {{"role", "assistant"}, {"content", ""}});
+  for (int64_t i = 0; i < head_.choices; ++i) {
+    if (head_.chat) send_delta(i, {{"role", "assistant"}, {"content", ""}});
+    if (!echo_of(i).empty()) send_delta(i, {{"content", echo_of(i)}});
+  }
 }
 
 Json Answer::take_logprobs(Choice& choice) const {
@@ -61,8 +77,11 @@ Json Answer::take_logprobs(Choice& choice) const {
   for (Json& entry : choice.logprobs) list.push_back(std::move(entry));
   choice.logprobs.clear();
   if (head_.chat) return {{"content", list}};
-  Json tokens = Json::array(), values = Json::array(), top = Json::array();
+  Json tokens = Json::array(), values = Json::array(), top = Json::array(), offsets = Json::array();
   for (const Json& entry : list) {
+    offsets.push_back(choice.offset);
+    for (const Json& byte : entry["bytes"])  // a character begins with a byte that continues none
+      choice.offset += (byte.get<int>() & 0xc0) != 0x80 ? 1 : 0;
     tokens.push_back(entry["token"]);
     values.push_back(entry["logprob"]);
     Json alternatives = Json::object();
@@ -70,7 +89,7 @@ Json Answer::take_logprobs(Choice& choice) const {
       alternatives[other["token"].get<std::string>()] = other["logprob"];
     top.push_back(alternatives);
   }
-  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", top}};
+  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", top}, {"text_offset", offsets}};
 }
 
 void Answer::send_delta(int64_t index, Json delta, const Json& reason) {
@@ -92,38 +111,43 @@ void Answer::show(int64_t index, const std::vector<ChatEvent>& events) {
   Choice& c = *choices_[index];
   for (const ChatEvent& event : events) {
     ChatEvent shown = event;
-    if (event.kind == ChatEvent::Kind::kContent) {
+    if (event.kind == ChatEvent::Kind::kContent && c.drawn >= head_.params.min_tokens) {
       shown.text = c.stops.push(event.text);
       if (shown.text.empty()) continue;
     }
-    add_event(shown, c.message);
-    if (!head_.params.stream) continue;
-    Json delta;
-    switch (shown.kind) {
-      case ChatEvent::Kind::kReasoning:
-        delta = {{"reasoning_content", shown.text}};
-        break;
-      case ChatEvent::Kind::kContent:
-        delta = {{"content", shown.text}};
-        break;
-      case ChatEvent::Kind::kCallBegin: {
-        ChatToolCall& call = c.message.tool_calls.back();
-        call.id = fmt::format("call_{}_{}_{}", head_.id, index, shown.call);
-        delta = {{"tool_calls", Json::array({{{"index", shown.call},
-                                              {"id", call.id},
-                                              {"type", "function"},
-                                              {"function", {{"name", call.name}, {"arguments", ""}}}}})}};
-        break;
-      }
-      case ChatEvent::Kind::kCallArguments:
-        delta = {{"tool_calls",
-                  Json::array({{{"index", shown.call}, {"function", {{"arguments", shown.text}}}}})}};
-        break;
-      case ChatEvent::Kind::kCallEnd:
-        continue;
-    }
-    send_delta(index, std::move(delta));
+    add_text(index, shown);
   }
+}
+
+void Answer::add_text(int64_t index, const ChatEvent& shown) {
+  Choice& c = *choices_[index];
+  add_event(shown, c.message);
+  if (!head_.params.stream) return;
+  Json delta;
+  switch (shown.kind) {
+    case ChatEvent::Kind::kReasoning:
+      delta = {{"reasoning_content", shown.text}};
+      break;
+    case ChatEvent::Kind::kContent:
+      delta = {{"content", shown.text}};
+      break;
+    case ChatEvent::Kind::kCallBegin: {
+      ChatToolCall& call = c.message.tool_calls.back();
+      call.id = fmt::format("call_{}_{}_{}", head_.id, index, shown.call);
+      delta = {{"tool_calls", Json::array({{{"index", shown.call},
+                                            {"id", call.id},
+                                            {"type", "function"},
+                                            {"function", {{"name", call.name}, {"arguments", ""}}}}})}};
+      break;
+    }
+    case ChatEvent::Kind::kCallArguments:
+      delta = {
+          {"tool_calls", Json::array({{{"index", shown.call}, {"function", {{"arguments", shown.text}}}}})}};
+      break;
+    case ChatEvent::Kind::kCallEnd:
+      return;
+  }
+  send_delta(index, std::move(delta));
 }
 
 bool Answer::on_token(int64_t index, const DrawnToken& token) {
@@ -133,17 +157,20 @@ bool Answer::on_token(int64_t index, const DrawnToken& token) {
   if (c.any) {
     metrics_.between_tokens.add(seconds(now - c.last));
   } else {
-    metrics_.first_token.add(seconds(now - arrived_));
+    metrics_.first_token.add(seconds(now - head_.arrived));
   }
   metrics_.tokens.add(now);
   c.any = true;
   c.last = now;
+  ++c.drawn;
+  ++drawn_;
   if (over_) return false;
   begin();
   if (head_.params.logprobs && !tokenizer_.is_special(token.id))
     c.logprobs.push_back(logprob_json(token, tokenizer_));
   std::vector<ChatEvent> events;
   if (c.parser) {
+    *usage_.reasoning += c.parser->in_thought() ? 1 : 0;
     c.parser->push(token.id, events);
   } else if (std::string text = c.decoder.push(token.id); !text.empty()) {
     events.push_back({.kind = ChatEvent::Kind::kContent, .text = std::move(text)});
@@ -156,10 +183,10 @@ void Answer::on_finish(int64_t index, const Finish& finish) {
   Choice& c = *choices_[index];
   --open_;
   if (index % head_.params.choices == 0) {  // the first of its prompt
-    prompt_tokens_ += finish.prompt_tokens;
-    cached_tokens_ += finish.cached_tokens;
+    usage_.prompt += finish.prompt_tokens;
+    usage_.cached += finish.cached_tokens;
   }
-  drawn_tokens_ += finish.drawn_tokens + (finish.reason == FinishReason::kStop ? 1 : 0);
+  usage_.drawn += finish.drawn_tokens + (finish.reason == FinishReason::kStop ? 1 : 0);
   if (over_) return;
   if (failed(finish.reason)) return fail(finish);
   begin();
@@ -172,9 +199,7 @@ void Answer::on_finish(int64_t index, const Finish& finish) {
     }
     show(index, events);
     if (std::string held = c.stops.finish(); !held.empty()) {
-      const ChatEvent last{.kind = ChatEvent::Kind::kContent, .text = std::move(held)};
-      add_event(last, c.message);
-      if (head_.params.stream) send_delta(index, {{"content", last.text}});
+      add_text(index, {.kind = ChatEvent::Kind::kContent, .text = std::move(held)});
     }
   }
   const bool hurried = !head_.hurried.empty() && *head_.hurried[index];
@@ -208,7 +233,7 @@ Json Answer::whole_choice(int64_t index) {
     }
     out["message"] = std::move(message);
   } else {
-    out["text"] = content;
+    out["text"] = echo_of(index) + content;
   }
   out["logprobs"] = take_logprobs(c);
   out["finish_reason"] = c.reason;
@@ -230,7 +255,7 @@ void Answer::fail(const Finish& finish) {
 
 void Answer::complete() {
   over_ = true;
-  const Json usage = usage_json(prompt_tokens_, cached_tokens_, drawn_tokens_);
+  const Json usage = usage_json(usage_);
   if (head_.params.stream) {
     if (head_.params.include_usage) {
       Json event = envelope(head_.chat ? "chat.completion.chunk" : "text_completion");

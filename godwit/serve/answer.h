@@ -21,12 +21,15 @@ struct AnswerHead {
   std::string id;
   std::string model;
   int64_t created = 0;  // seconds since the epoch
+  std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();  // the request
   CompletionParams params;
+  int64_t prompt_tokens = 0;  // of all prompts
   bool chat = true;
   bool thinking = true;
   int64_t choices = 1;  // of all prompts together
   // Set where a choice had to be brought to its end before its limit (GrammarConstraint); empty: none.
   std::vector<std::shared_ptr<std::atomic<bool>>> hurried = {};
+  std::vector<std::string> echo = {};  // completions: what each prompt's answers begin with
 };
 
 class Answer {
@@ -44,7 +47,9 @@ class Answer {
   void begin();
   void show(int64_t index, const std::vector<ChatEvent>& events);
   void send_delta(int64_t index, Json delta, const Json& reason = nullptr);
-  void send_event(const Json& event);
+  void send_event(Json event);
+  void add_text(int64_t index, const ChatEvent& event);
+  const std::string& echo_of(int64_t index) const;
   Json envelope(const char* object) const;
   Json take_logprobs(Choice& choice) const;
   Json whole_choice(int64_t index);
@@ -56,9 +61,9 @@ class Answer {
   std::shared_ptr<HttpReply> reply_;
   Metrics& metrics_;
   std::vector<std::unique_ptr<Choice>> choices_;
-  std::chrono::steady_clock::time_point arrived_ = std::chrono::steady_clock::now();
   int64_t open_ = 0;
-  int64_t prompt_tokens_ = 0, cached_tokens_ = 0, drawn_tokens_ = 0;
+  Usage usage_;        // of the choices that have ended
+  int64_t drawn_ = 0;  // of all choices so far
   bool begun_ = false, over_ = false;
 };
 

@@ -19,6 +19,8 @@
 #include <boost/beast/http.hpp>
 #include <deque>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/base/log.h"
@@ -43,34 +45,37 @@ std::string status_line(int status) {
 // What waits to be written to one client, and whether it is still there.
 class Reply final : public HttpReply, public std::enable_shared_from_this<Reply> {
  public:
-  Reply(const asio::any_io_executor& executor, const HttpOptions& options, bool keep_alive, bool chunked)
+  struct Form {
+    bool keep_alive, chunked, head_only;
+  };
+  Reply(const asio::any_io_executor& executor, const HttpOptions& options, Form form)
       : executor_(executor),
         changed_(executor),
         deadline_(std::chrono::steady_clock::now() + options.total_timeout),
         max_unread_(options.max_unread),
-        keep_alive_(keep_alive),
-        chunked_(chunked) {
+        form_(form) {
     changed_.expires_at(deadline_);
   }
 
   void send(HttpResponse response) override {
     std::string head = head_of(response);
-    head += fmt::format("content-length: {}\r\n\r\n", response.body.size());
-    push(head + response.body, /*last=*/true);
+    if (response.status != 204) head += fmt::format("content-length: {}\r\n", response.body.size());
+    head += "\r\n";
+    push(form_.head_only ? head : head + response.body, /*last=*/true);
   }
 
   void begin(HttpResponse head) override {
     streaming_ = true;
-    push(head_of(head) + (chunked_ ? "transfer-encoding: chunked\r\n\r\n" : "\r\n"), /*last=*/false);
+    push(head_of(head) + (form_.chunked ? "transfer-encoding: chunked\r\n\r\n" : "\r\n"), /*last=*/false);
   }
 
   bool write(std::string_view data) override {
-    if (data.empty()) return !gone();
-    return push(chunked_ ? fmt::format("{:x}\r\n{}\r\n", data.size(), data) : std::string(data),
+    if (data.empty() || form_.head_only) return !gone();
+    return push(form_.chunked ? fmt::format("{:x}\r\n{}\r\n", data.size(), data) : std::string(data),
                 /*last=*/false);
   }
 
-  void end() override { push(chunked_ ? "0\r\n\r\n" : "", /*last=*/true); }
+  void end() override { push(form_.chunked && !form_.head_only ? "0\r\n\r\n" : "", /*last=*/true); }
 
   void on_gone(std::function<void()> callback) override {
     {
@@ -83,11 +88,12 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
     callback();
   }
 
-  // For the connection.
-  bool gone() {
+  bool gone() override {
     const std::lock_guard lock(mutex_);
     return gone_;
   }
+
+  // For the connection.
   void leave() {
     std::function<void()> callback;
     {
@@ -116,7 +122,7 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
     co_await changed_.async_wait(asio::redirect_error(kAwait, ignored));
   }
   [[nodiscard]] std::chrono::steady_clock::time_point deadline() const { return deadline_; }
-  [[nodiscard]] bool keeps_alive() const { return keep_alive_ && (chunked_ || !streaming_); }
+  [[nodiscard]] bool keeps_alive() const { return form_.keep_alive && (form_.chunked || !streaming_); }
   bool ended() {
     const std::lock_guard lock(mutex_);
     return ended_;
@@ -127,7 +133,7 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
     std::string head = status_line(r.status);
     if (!r.content_type.empty()) head += fmt::format("content-type: {}\r\n", r.content_type);
     for (const auto& [name, value] : r.headers) head += fmt::format("{}: {}\r\n", name, value);
-    head += keep_alive_ && (chunked_ || !streaming_) ? "connection: keep-alive\r\n" : "connection: close\r\n";
+    head += keeps_alive() ? "connection: keep-alive\r\n" : "connection: close\r\n";
     return head;
   }
 
@@ -160,7 +166,7 @@ class Reply final : public HttpReply, public std::enable_shared_from_this<Reply>
   asio::steady_timer changed_;
   std::chrono::steady_clock::time_point deadline_;
   int64_t max_unread_;
-  bool keep_alive_, chunked_;
+  Form form_;
   std::atomic<bool> streaming_ = false;
   std::mutex mutex_;
   std::deque<std::string> waiting_;
@@ -189,6 +195,7 @@ class Handle final : public HttpReply {
   bool write(std::string_view data) override { return reply_->write(data); }
   void end() override { reply_->end(); }
   void on_gone(std::function<void()> callback) override { reply_->on_gone(std::move(callback)); }
+  bool gone() override { return reply_->gone(); }
 
  private:
   std::shared_ptr<Reply> reply_;
@@ -199,7 +206,12 @@ HttpRequest to_request(http::request<http::string_body>&& message) {
   HttpRequest out;
   out.method = std::string(message.method_string());
   const std::string target(message.target());
-  out.path = target.substr(0, target.find('?'));
+  // A proxy may send the whole address: http://host/path.
+  size_t begin = 0;
+  if (const size_t scheme = target.find("://"); scheme != target.npos && target[0] != '/')
+    begin = std::min(target.find('/', scheme + 3), target.size());
+  out.path = target.substr(begin, target.find('?') - begin);
+  if (out.path.empty()) out.path = "/";
   for (const auto& field : message) {
     std::string name(field.name_string());
     for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -256,6 +268,32 @@ class Counted {
   std::atomic<int64_t>& count_;
 };
 
+// What one request holds of the memory for large bodies. Given back when it is destroyed.
+class HeldBytes {
+ public:
+  explicit HeldBytes(std::atomic<int64_t>& total) : total_(total) {}
+  ~HeldBytes() { total_ -= bytes_; }
+  HeldBytes(const HeldBytes&) = delete;
+  HeldBytes& operator=(const HeldBytes&) = delete;
+  // False when all requests together would hold more than `most`.
+  bool grow(int64_t bytes, int64_t most) {
+    total_ += bytes - bytes_;
+    bytes_ = bytes;
+    return total_ <= most;
+  }
+
+ private:
+  std::atomic<int64_t>& total_;
+  int64_t bytes_ = 0;
+};
+
+using Message = http::request<http::string_body>;
+
+struct Incoming {
+  Message message;
+  std::shared_ptr<HeldBytes> held;
+};
+
 // What a connection may hold of a request beyond its head: the parser takes a chunk's line and the trailers
 // only when they are whole, and neither the header's limit nor the body's counts them.
 constexpr int64_t kMoreThanHeader = 16 << 10;
@@ -264,13 +302,20 @@ constexpr int64_t kMoreThanHeader = 16 << 10;
 
 struct HttpServer::Impl {
   Impl(const HttpOptions& o, HttpHandler h)
-      : options(o), handler(std::move(h)), workers(o.handler_threads), acceptor(io) {}
+      : options(o),
+        handler(std::move(h)),
+        bodiless(o.handler_threads),
+        small(o.handler_threads),
+        large(o.handler_threads),
+        acceptor(io) {}
 
   HttpOptions options;
   HttpHandler handler;
-  std::atomic<int64_t> open = 0;  // before the context, which ends the connections' coroutines
+  // Before the context, which ends the connections' coroutines: connections, those of them that have a
+  // request, bytes of large bodies.
+  std::atomic<int64_t> open = 0, answering = 0, bodies = 0;
   asio::io_context io{1};
-  asio::thread_pool workers;
+  asio::thread_pool bodiless, small, large;  // lanes
   tcp::acceptor acceptor;
 
   asio::awaitable<void> accept_all() {
@@ -294,14 +339,24 @@ struct HttpServer::Impl {
     }
   }
 
-  // Writes `response` and closes: for requests that never reach a handler.
+  void join() {
+    for (asio::thread_pool* lane : {&bodiless, &small, &large}) lane->join();
+  }
+
+  asio::thread_pool& lane_of(const Message& message) {
+    const auto size = static_cast<int64_t>(message.body().size());
+    return size == 0 ? bodiless : size <= options.large_body ? small : large;
+  }
+
+  // Writes an error and closes: for requests that never reach a handler.
   asio::awaitable<void> refuse(Stream& stream, int status, std::string_view message) {
-    const std::string body = fmt::format(
-        R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":null}}}})", message);
+    const std::string body =
+        fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message,
+                    status < 500 ? "invalid_request_error" : "server_error");
     const std::string text =
         status_line(status) +
-        fmt::format("content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{}",
-                    body.size(), body);
+        fmt::format("content-type: application/json\r\n{}connection: close\r\ncontent-length: {}\r\n\r\n{}",
+                    status == 503 ? "retry-after: 1\r\n" : "", body.size(), body);
     error_code ec;
     stream.expires_after(options.write_timeout);
     co_await asio::async_write(stream, asio::buffer(text), asio::redirect_error(kAwait, ec));
@@ -313,13 +368,28 @@ struct HttpServer::Impl {
       co_await stream.async_read_some(asio::buffer(rest), asio::redirect_error(kAwait, ec));
   }
 
+  // Reads a body into the parser. False when there is no memory for it.
+  asio::awaitable<bool> read_body(Stream& stream, beast::flat_buffer& buffer,
+                                  http::request_parser<http::string_body>& parser, HeldBytes& held,
+                                  error_code& ec) {
+    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      co_await asio::async_write(stream, asio::buffer(kContinue), asio::redirect_error(kAwait, ec));
+    }
+    while (!ec && !parser.is_done()) {
+      co_await http::async_read_some(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+      const auto size = static_cast<int64_t>(parser.get().body().size());
+      if (size > options.large_body && !held.grow(size, options.max_bodies)) co_return false;
+    }
+    co_return true;
+  }
+
   // Reads one request; none when the connection is over.
-  asio::awaitable<std::optional<http::request<http::string_body>>> read(Stream& stream,
-                                                                        beast::flat_buffer& buffer,
-                                                                        bool first) {
+  asio::awaitable<std::optional<Incoming>> read(Stream& stream, beast::flat_buffer& buffer, bool first) {
     http::request_parser<http::string_body> parser;
     parser.body_limit(static_cast<uint64_t>(options.max_body));
     parser.header_limit(static_cast<uint32_t>(options.max_header));
+    const auto held = std::make_shared<HeldBytes>(bodies);
     error_code ec;
     if (!first && buffer.size() == 0) {  // until the next request begins
       stream.expires_after(options.idle_timeout);
@@ -329,22 +399,33 @@ struct HttpServer::Impl {
       buffer.commit(asio::buffer_copy(buffer.prepare(n), asio::buffer(begun, n)));
     }
     stream.expires_never();
-    bool late = false;
+    bool late = false, room = true;
     {
       const ReadLimit limit(stream.socket(), options.read_timeout);
       co_await http::async_read_header(stream, buffer, parser, asio::redirect_error(kAwait, ec));
       late = limit.over();
     }
+    if (!ec && parser.get().version() >= 11 && parser.get().count(http::field::host) == 0) {
+      co_await refuse(stream, 400, "the request has no Host header");
+      co_return std::nullopt;
+    }
     if (!ec) {
       const ReadLimit limit(stream.socket(), options.read_timeout);
-      if (parser.get()[http::field::expect] == "100-continue") {
-        static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-        co_await asio::async_write(stream, asio::buffer(kContinue), asio::redirect_error(kAwait, ec));
-      }
-      if (!ec) co_await http::async_read(stream, buffer, parser, asio::redirect_error(kAwait, ec));
+      room = co_await read_body(stream, buffer, parser, *held, ec);
       late = limit.over();
     }
-    if (!ec) co_return parser.release();
+    if (!room) {
+      co_await refuse(stream, 503, "too many large requests at once; try again later");
+      co_return std::nullopt;
+    }
+    if (!ec) co_return Incoming{parser.release(), held};
+    const bool begun = buffer.size() > 0 || parser.got_some() || parser.is_header_done();
+    co_await refuse_unread(stream, ec, late, begun);
+    co_return std::nullopt;
+  }
+
+  // Says what was wrong with a request that could not be read, if that is the client's doing.
+  asio::awaitable<void> refuse_unread(Stream& stream, error_code ec, bool late, bool begun) {
     if (ec == http::error::body_limit) {
       co_await refuse(stream, 413, fmt::format("the body is larger than {} bytes", options.max_body));
     } else if (ec == http::error::header_limit) {
@@ -352,13 +433,11 @@ struct HttpServer::Impl {
     } else if (ec == http::error::buffer_overflow) {
       co_await refuse(stream, 400, "a line of the request or its trailers are too large");
     } else if (late) {
-      if (buffer.size() > 0 || parser.got_some() || parser.is_header_done())
-        co_await refuse(stream, 408, "the request did not arrive in time");
+      if (begun) co_await refuse(stream, 408, "the request did not arrive in time");
     } else if (ec.category() == make_error_code(http::error::bad_method).category() &&
                ec != http::error::end_of_stream && ec != http::error::partial_message) {
       co_await refuse(stream, 400, "this is no valid HTTP/1.1 request");
     }
-    co_return std::nullopt;
   }
 
   // Writes the answer as it comes. False when the client has gone.
@@ -416,20 +495,26 @@ struct HttpServer::Impl {
     stream.socket().set_option(tcp::no_delay(true), ec);
     beast::flat_buffer buffer(static_cast<size_t>(options.max_header + kMoreThanHeader));
     for (bool first = true;; first = false) {
-      auto message = co_await read(stream, buffer, first);
-      if (!message) break;
+      auto incoming = co_await read(stream, buffer, first);
+      if (!incoming) break;
+      const Counted busy(answering);
       stream.expires_never();
-      const bool keep_alive = message->keep_alive();
-      const bool chunked = message->version() >= 11;
-      const auto reply = std::make_shared<Reply>(stream.get_executor(), options, keep_alive, chunked);
-      asio::post(workers, [this, request = to_request(std::move(*message)),
-                           handle = std::make_shared<Handle>(reply)]() mutable {
-        try {
-          handler(std::move(request), handle);
-        } catch (const std::exception& e) {
-          log_warn("http: a handler failed: {}", e.what());
-        }
-      });
+      const Message& message = incoming->message;
+      const auto reply =
+          std::make_shared<Reply>(stream.get_executor(), options,
+                                  Reply::Form{.keep_alive = message.keep_alive(),
+                                              .chunked = message.version() >= 11,
+                                              .head_only = message.method() == http::verb::head});
+      asio::thread_pool& lane = lane_of(message);
+      asio::post(lane,
+                 [this, request = to_request(std::move(incoming->message)), held = std::move(incoming->held),
+                  handle = std::make_shared<Handle>(reply)]() mutable {
+                   try {
+                     handler(std::move(request), std::move(handle));
+                   } catch (const std::exception& e) {
+                     log_warn("http: a handler failed: {}", e.what());
+                   }
+                 });
       if (!co_await pump(stream, buffer, reply) || !reply->keeps_alive()) break;
     }
     stream.socket().shutdown(tcp::socket::shutdown_both, ec);
@@ -452,7 +537,7 @@ HttpServer::HttpServer(const HttpOptions& options, HttpHandler handler)
 
 HttpServer::~HttpServer() {
   stop();
-  impl_->workers.join();
+  impl_->join();
 }
 
 uint16_t HttpServer::port() const {
@@ -473,11 +558,22 @@ void HttpServer::run() {
       log_warn("http: a connection ended: {}", e.what());
     }
   }
-  impl_->workers.join();  // no handler runs any more
+  impl_->join();  // no handler runs any more
 }
 
 void HttpServer::stop() {
   impl_->io.stop();
+}
+
+void HttpServer::stop_when_written(std::chrono::milliseconds time) {
+  asio::post(impl_->io, [this] {
+    error_code ignored;
+    impl_->acceptor.close(ignored);
+  });
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  while (impl_->answering > 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  stop();
 }
 
 }  // namespace godwit::serve

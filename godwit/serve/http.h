@@ -1,5 +1,6 @@
 // HTTP/1.1 with streamed answers: Boost.Beast on Asio coroutines, behind this header. It knows nothing of
-// models. One thread serves all connections; handlers run on their own threads.
+// models. One thread serves all connections. Handlers run on threads of their own, in three lanes, so that
+// none waits for a slower kind: requests without a body, with a small one and with a large one.
 #pragma once
 
 #include <chrono>
@@ -28,7 +29,8 @@ struct HttpResponse {
 };
 
 // The answer to one request, to be given from any thread: send once, or begin, write any number of times and
-// end. If it is destroyed before that, the client gets a 500.
+// end. If it is destroyed before that, the client gets a 500. To HEAD only what stands above the body is
+// sent.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
@@ -39,12 +41,16 @@ class HttpReply {
   virtual void end() = 0;
   // Called once, from any thread, when the client goes before the answer has ended; at once if it has gone.
   virtual void on_gone(std::function<void()> callback) = 0;
+  // Whether it has gone: for work that takes long before anything is written.
+  virtual bool gone() = 0;
 };
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8080;  // 0: any free one
   int64_t max_body = int64_t{32} << 20;
+  int64_t large_body = 64 << 10;            // beyond it a request takes the lane of large ones
+  int64_t max_bodies = int64_t{256} << 20;  // of all large bodies that are held at a time
   int64_t max_header = 16 << 10;
   int64_t max_connections = 2048;
   int64_t max_unread = int64_t{4} << 20;
@@ -52,7 +58,7 @@ struct HttpOptions {
   std::chrono::seconds idle_timeout{75};     // between requests
   std::chrono::seconds write_timeout{30};    // for a client to take anything
   std::chrono::seconds total_timeout{3600};  // from a request's arrival to the end of its answer
-  int handler_threads = 2;
+  int handler_threads = 2;                   // of each lane
 };
 
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<HttpReply> reply)>;
@@ -69,6 +75,8 @@ class HttpServer {
   int64_t connections() const;
   void run();   // until stop; no handler runs when it returns. Answers must be let go of before the server is
   void stop();  // from any thread or a signal's; open connections are closed
+  // The same once the answers that have ended are written, or the time is over; no new connection is taken.
+  void stop_when_written(std::chrono::milliseconds time);
 
  private:
   struct Impl;

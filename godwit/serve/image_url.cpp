@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "godwit/base/file.h"
 #include "godwit/io/base64.h"
-#include "godwit/serve/protocol.h"
+#include "godwit/serve/api_error.h"
 
 namespace godwit::serve {
 namespace {
@@ -18,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr uintmax_t kLargestFile = uintmax_t{64} << 20;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
-  throw ApiError(400, fmt::format("{}: {}", where, what), "messages");
+  throw ApiError(400, fmt::format("{}: {}", where, what), where);
 }
 
 // A file of `directory`, links followed, or a refusal: what lies outside is not told apart from what is not
@@ -46,14 +45,9 @@ std::string image_bytes(const std::string& url, const std::string& where, const 
     if (directory.empty()) refuse(where, "this server reads no files; send the picture as a data URL");
     return file_bytes(std::string_view(url).substr(kFile.size()), where, directory);
   }
-  std::optional<std::string> bytes;
-  try {
-    bytes = io::decode_data_url(url, where);
-  } catch (const Error& e) {
-    throw ApiError(400, e.what(), "messages");
-  }
+  const auto bytes = client_error("messages", [&] { return io::decode_data_url(url, where); });
   if (!bytes) refuse(where, "a data URL (data:image/png;base64,...) is needed; this server fetches nothing");
-  return *std::move(bytes);
+  return *bytes;
 }
 
 }  // namespace godwit::serve

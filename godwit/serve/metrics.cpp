@@ -73,6 +73,22 @@ double RecentRate::per_second(Clock::time_point now) const {
   return static_cast<double>(events) / kSeconds;
 }
 
+void AnswerCounts::add(const std::string& path, int status) {
+  const std::lock_guard lock(mutex_);
+  ++counts_[{path, status}];
+}
+
+std::string AnswerCounts::text() const {
+  const std::lock_guard lock(mutex_);
+  std::string out =
+      "# HELP godwit_http_answers_total answers, by path and status\n"
+      "# TYPE godwit_http_answers_total counter\n";
+  for (const auto& [key, count] : counts_)
+    fmt::format_to(std::back_inserter(out), "godwit_http_answers_total{{path=\"{}\",status=\"{}\"}} {}\n",
+                   key.first, key.second, count);
+  return out;
+}
+
 std::string Metrics::text(const EngineStats& s) const {
   std::string out;
   const auto gauge = [&](const char* name, const char* help, int64_t value) {
@@ -81,10 +97,12 @@ std::string Metrics::text(const EngineStats& s) const {
   const auto counter = [&](const char* name, const char* help, int64_t value) {
     add_value(out, "counter", name, help, static_cast<double>(value));
   };
-  gauge("godwit_requests_waiting", "sequences in the queue", s.waiting);
-  gauge("godwit_requests_running", "sequences that run", s.running);
-  counter("godwit_requests_finished_total", "sequences that ended well", s.finished);
-  counter("godwit_requests_failed_total", "sequences that ended with an error", s.failed);
+  gauge("godwit_requests_waiting", "requests in the queue, those that are being read among them", waiting);
+  gauge("godwit_requests_running", "requests of which at least one sequence has had its place", running);
+  gauge("godwit_sequences_waiting", "sequences (each choice of a prompt is one) in the queue", s.waiting);
+  gauge("godwit_sequences_running", "sequences that run", s.running);
+  counter("godwit_sequences_finished_total", "sequences that ended well", s.finished);
+  counter("godwit_sequences_failed_total", "sequences that ended with an error", s.failed);
   counter("godwit_preemptions_total", "sequences that left for want of pages", s.preempted);
   counter("godwit_prompt_tokens_total", "tokens of admitted prompts", s.prompt_tokens);
   counter("godwit_cached_tokens_total", "tokens of prompts that came from the prefix cache", s.cached_tokens);
@@ -105,6 +123,9 @@ std::string Metrics::text(const EngineStats& s) const {
   out +=
       first_token.text("godwit_time_to_first_token_seconds", "from a request's arrival to its first token");
   out += between_tokens.text("godwit_inter_token_seconds", "between two tokens of a sequence");
+  out += queue_time.text("godwit_queue_seconds", "from a request's arrival to its place in the engine");
+  out += request_time.text("godwit_request_seconds", "from a request's arrival to the end of its answer");
+  out += answers.text();
   return out;
 }
 

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "godwit/infer/engine.h"
 
@@ -18,8 +21,8 @@ class LatencyHistogram {
   std::string text(const std::string& name, const std::string& help) const;
 
  private:
-  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
-                                                     0.25,  0.5,    1,     2.5,  5,     10,   60};
+  static constexpr std::array<double, 17> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+                                                     1,     2.5,    5,     10,   30,    60,   300, 1800};
   mutable std::mutex mutex_;
   std::array<uint64_t, kBounds.size() + 1> counts_ = {};
   double sum_ = 0;
@@ -42,10 +45,24 @@ class RecentRate {
   std::array<Second, kSeconds + 1> seconds_ = {};
 };
 
+// Answers by path and status. Paths are those of the server's calls, not whatever clients ask for.
+class AnswerCounts {
+ public:
+  void add(const std::string& path, int status);
+  std::string text() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, int>, uint64_t> counts_;
+};
+
 struct Metrics {
   LatencyHistogram first_token;  // from the request's arrival
   LatencyHistogram between_tokens;
-  RecentRate tokens;  // drawn
+  LatencyHistogram queue_time, request_time;      // from a request's arrival to its place, to its end
+  RecentRate tokens;                              // drawn
+  std::atomic<int64_t> waiting = 0, running = 0;  // requests
+  AnswerCounts answers;
 
   std::string text(const EngineStats& stats) const;
 };

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "godwit/serve/request_body.h"
 #include "godwit/text/chat_json.h"
 #include "godwit/text/utf8.h"
 
@@ -13,11 +14,10 @@ namespace godwit::serve {
 namespace {
 
 constexpr size_t kMostStops = 16;
+constexpr size_t kLongestStop = 1024;  // bytes; every piece of text is looked through for it
 constexpr size_t kMostStopIds = 64;
-constexpr size_t kDeepest = 256;
-// An ordered object finds a key by looking at every one before it: the time to build it is quadratic.
-constexpr size_t kMostKeys = 4096;
-constexpr size_t kMostKeyLooks = size_t{1} << 24;  // in all objects of a body
+constexpr int64_t kMostChoices = 128;
+constexpr size_t kMostTools = 1024;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& message) {
   throw ApiError(400, fmt::format("{}: {}", key, message), key);
@@ -47,7 +47,7 @@ int64_t integer(const Json& request, const char* key, int64_t fallback, int64_t 
   const auto x = value->get<double>();
   if (!(x >= static_cast<double>(low) && x <= static_cast<double>(high)))
     refuse(key, fmt::format("must be {} to {}, got {}", low, high, x));
-  return value->get<int64_t>();
+  return value->is_number_float() ? static_cast<int64_t>(x) : value->get<int64_t>();
 }
 
 bool flag(const Json& request, const char* key, bool fallback) {
@@ -57,19 +57,28 @@ bool flag(const Json& request, const char* key, bool fallback) {
   return value->get<bool>();
 }
 
+// False where it is not there. `where` is the place of the object.
+bool nested_flag(const Json& object, const std::string& where, const char* key) {
+  const Json* value = find(object, key);
+  if (value && !value->is_boolean()) refuse(where + "." + key, "must be true or false");
+  return value && value->get<bool>();
+}
+
 std::vector<std::string> stop_strings(const Json& request) {
   const Json* value = find(request, "stop");
   std::vector<std::string> out;
   if (!value) return out;
   const Json list = value->is_string() ? Json::array({*value}) : *value;
   if (!list.is_array()) refuse("stop", "must be a text or a list of texts");
+  if (list.size() > kMostStops)
+    refuse("stop", fmt::format("at most {} texts, got {}", kMostStops, list.size()));
   for (const Json& item : list) {
     if (!item.is_string() || item.get_ref<const std::string&>().empty())
       refuse("stop", "must hold texts that are not empty");
     out.push_back(item.get<std::string>());
+    if (out.back().size() > kLongestStop)
+      refuse("stop", fmt::format("texts of at most {} bytes, got {}", kLongestStop, out.back().size()));
   }
-  if (out.size() > kMostStops)
-    refuse("stop", fmt::format("at most {} texts, got {}", kMostStops, out.size()));
   return out;
 }
 
@@ -104,113 +113,12 @@ std::vector<std::pair<int32_t, double>> logit_bias(const Json& request) {
   return out;
 }
 
-std::vector<int32_t> ids_of(const Json& list) {
-  std::vector<int32_t> ids;
-  for (const Json& id : list) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
-      refuse("prompt", "ids must be whole numbers from 0");
-    ids.push_back(id.get<int32_t>());
-  }
-  return ids;
-}
-
 uint64_t random_seed() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
 }
 
-// Errors of the chat format are the client's.
-template <class F>
-auto client_error(const char* key, F&& action) {
-  try {
-    return action();
-  } catch (const ApiError&) {
-    throw;
-  } catch (const std::exception& e) {
-    throw ApiError(400, e.what(), key);
-  }
-}
-
-// Refuses what would take too long to build or to walk. A pass of its own: the parser's callback has the
-// parser look at all of a list again after each object in it. What is no JSON is left to the parser.
-class BodyLimits final : public nlohmann::json_sax<Json> {
- public:
-  void check(const std::string& text) {
-    keys_.clear();
-    Json::sax_parse(text, this);
-  }
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return open(); }
-  bool start_array(size_t) override { return open(); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool key(string_t&) override {
-    looks_ += keys_.back();
-    if (++keys_.back() > kMostKeys)
-      throw ApiError(400, fmt::format("the JSON holds an object of more than {} keys", kMostKeys));
-    if (looks_ > kMostKeyLooks) throw ApiError(400, "the JSON holds too many large objects");
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
-
- private:
-  bool open() {
-    if (keys_.size() > kDeepest)
-      throw ApiError(400, fmt::format("the JSON is nested deeper than {}", kDeepest));
-    keys_.push_back(0);
-    return true;
-  }
-  bool close() {
-    keys_.pop_back();
-    return true;
-  }
-
-  std::vector<size_t> keys_;  // of each object and list that is open
-  size_t looks_ = 0;
-};
-
 }  // namespace
-
-std::string to_text(const Json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
-}
-
-std::string error_body(int status, std::string_view message, const std::string& param) {
-  const char* type = status == 401   ? "authentication_error"
-                     : status == 404 ? "not_found_error"
-                     : status == 429 ? "rate_limit_error"
-                     : status < 500  ? "invalid_request_error"
-                                     : "server_error";
-  return to_text({{"error",
-                   {{"message", message},
-                    {"type", type},
-                    {"param", param.empty() ? Json(nullptr) : Json(param)},
-                    {"code", nullptr}}}});
-}
-
-Json parse_object(const std::string& body) {
-  // The library takes a zero byte for the end of the text, whatever follows.
-  if (body.find('\0') != std::string::npos) throw ApiError(400, "the body is no JSON: it holds a zero byte");
-  Json out;
-  try {
-    BodyLimits().check(body);
-    out = Json::parse(body);
-  } catch (const nlohmann::json::exception& e) {
-    std::string_view what = e.what();  // begins with the library's own number, "[json.exception...] "
-    if (const size_t end = what.find("] "); what.starts_with('[') && end != what.npos)
-      what.remove_prefix(end + 2);
-    throw ApiError(400, fmt::format("the body is no JSON: {}", replace_invalid_utf8(what)));
-  }
-  if (!out.is_object()) throw ApiError(400, "the body must be a JSON object");
-  return out;
-}
 
 CompletionParams completion_params(const Json& request, bool chat) {
   CompletionParams p;
@@ -225,21 +133,34 @@ CompletionParams completion_params(const Json& request, bool chat) {
   s.repetition_penalty = number(request, "repetition_penalty", 1.0, 0.01, 10.0);
   s.logit_bias = logit_bias(request);
   if (const Json* seed = find(request, "seed")) {
-    if (!seed->is_number_integer()) refuse("seed", "must be a whole number");
+    if (!seed->is_number_integer()) refuse("seed", "must be a whole number of at most 64 bits");
     s.seed = seed->get<uint64_t>();
   } else {
     s.seed = random_seed();
   }
   const char* limit = chat && find(request, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   if (find(request, limit)) p.max_tokens = integer(request, limit, 0, 1, int64_t{1} << 31);
-  p.choices = integer(request, "n", 1, 1, 128);
+  p.min_tokens = integer(request, "min_tokens", 0, 0, int64_t{1} << 31);
+  if (p.max_tokens && p.min_tokens > *p.max_tokens)
+    refuse("min_tokens", fmt::format("is above {}: {}", limit, *p.max_tokens));
+  p.ignore_eos = flag(request, "ignore_eos", false);
+  p.choices = integer(request, "n", 1, 1, kMostChoices);
+  if (!chat && integer(request, "best_of", p.choices, 1, kMostChoices) != p.choices)
+    refuse("best_of", "only the value of n is supported");
   p.stream = flag(request, "stream", false);
   if (const Json* options = find(request, "stream_options")) {
     if (!options->is_object()) refuse("stream_options", "must be an object");
     if (!p.stream) refuse("stream_options", "goes with stream: true");
-    p.include_usage = flag(*options, "include_usage", false);
+    for (const auto& [key, value] : options->items()) {
+      // What hides the length of pieces from who listens on the line has nothing to hide here.
+      if (key != "include_usage" && key != "continuous_usage_stats" && key != "include_obfuscation")
+        refuse("stream_options." + replace_invalid_utf8(key), "not supported");
+    }
+    p.continuous_usage = nested_flag(*options, "stream_options", "continuous_usage_stats");
+    p.include_usage = nested_flag(*options, "stream_options", "include_usage");
   }
   p.stop = stop_strings(request);
+  p.include_stop = flag(request, "include_stop_str_in_output", false);
   p.stop_ids = stop_token_ids(request);
   if (chat) {
     p.logprobs = flag(request, "logprobs", false);
@@ -249,8 +170,78 @@ CompletionParams completion_params(const Json& request, bool chat) {
     p.logprobs = true;
     p.top_logprobs = integer(request, "logprobs", 0, 0, 20);
   }
+  p.echo = !chat && flag(request, "echo", false);
+  if (p.echo && p.logprobs) refuse("echo", "with logprobs is not supported: the prompt's are not kept");
   return p;
 }
+
+void check_ids(const CompletionParams& params, int64_t vocab_size) {
+  const auto check_id = [&](const char* key, int32_t id) {
+    if (id >= vocab_size)
+      refuse(key, fmt::format("there is no token id {}; the vocabulary has {}", id, vocab_size));
+  };
+  for (const auto& [id, bias] : params.sampling.logit_bias) check_id("logit_bias", id);
+  for (const int32_t id : params.stop_ids) check_id("stop_token_ids", id);
+}
+
+namespace {
+
+// A declared tool, as the grammar takes it. OpenAI's form, or the function alone.
+TurnFormat::Tool tool_of(const Json& declared, const std::string& place) {
+  if (!declared.is_object()) refuse(place, "must be an object");
+  const Json* type = find(declared, "type");
+  const bool wrapped = declared.contains("function");
+  if (wrapped && type && *type != "function") refuse(place + ".type", "only function is supported");
+  const Json& function = wrapped ? declared["function"] : declared;
+  const std::string where = wrapped ? place + ".function" : place;
+  if (!function.is_object()) refuse(where, "must be an object");
+  const Json* name = find(function, "name");
+  if (!name || !name->is_string() || name->get_ref<const std::string&>().empty())
+    refuse(where + ".name", "a name is needed");
+  const Json* description = find(function, "description");
+  if (description && !description->is_string()) refuse(where + ".description", "must be a text");
+  const Json* parameters = find(function, "parameters");
+  if (parameters && !parameters->is_object()) refuse(where + ".parameters", "must be a JSON schema");
+  return {.name = name->get<std::string>(),
+          .parameters = parameters ? *parameters : Json(nullptr),
+          .strict = nested_flag(function, where, "strict")};
+}
+
+// The tools of the request and of its messages. Throws ApiError 400.
+std::vector<TurnFormat::Tool> declared_tools(const ChatRequest& chat) {
+  std::vector<TurnFormat::Tool> out;
+  const auto add = [&](const std::string& list, const std::string& where) {
+    if (list.empty()) return;
+    size_t place = 0;
+    for (const Json& declared : Json::parse(list)) {
+      const std::string at = fmt::format("{}[{}]", where, place++);
+      TurnFormat::Tool tool = tool_of(declared, at);
+      for (const TurnFormat::Tool& other : out) {
+        if (other.name == tool.name)
+          refuse(at, fmt::format("there are two tools '{}'", replace_invalid_utf8(tool.name)));
+      }
+      out.push_back(std::move(tool));
+      if (out.size() > kMostTools) refuse(where, fmt::format("at most {} tools", kMostTools));
+    }
+  };
+  add(chat.options.tools, "tools");
+  for (size_t i = 0; i < chat.messages.size(); ++i)
+    add(chat.messages[i].tools, fmt::format("messages[{}].tools", i));
+  return out;
+}
+
+// Only an assistant may have nothing to say: it calls tools.
+void check_contents(const Json& messages, const std::vector<ChatMessage>& read) {
+  for (size_t i = 0; i < read.size(); ++i) {
+    const ChatMessage& m = read[i];
+    const bool may_lack = m.role == ChatRole::kAssistant ? !m.tool_calls.empty() || !m.reasoning.empty()
+                                                         : m.role == ChatRole::kSystem && !m.tools.empty();
+    if (!may_lack && !find(messages[i], "content"))
+      refuse(fmt::format("messages[{}].content", i), "is needed");
+  }
+}
+
+}  // namespace
 
 ChatRequest chat_request(const Json& request) {
   ChatRequest out;
@@ -258,63 +249,48 @@ ChatRequest chat_request(const Json& request) {
   const Json* messages = find(request, "messages");
   if (!messages || !messages->is_array() || messages->empty())
     refuse("messages", "a list of messages is needed");
+  check_message_keys(*messages);
   out.messages = client_error("messages", [&] { return messages_from_json(*messages); });
-  BodyLimits limits;  // arguments are JSON in a text, which the template parses
-  for (const ChatMessage& message : out.messages) {
-    for (const ChatToolCall& call : message.tool_calls) limits.check(call.arguments);
+  check_contents(*messages, out.messages);
+  for (size_t i = 0; i < out.messages.size(); ++i) {
+    for (const ChatToolCall& call : out.messages[i].tool_calls)
+      check_json_text(call.arguments, fmt::format("messages[{}].tool_calls", i));
   }
   out.options = client_error("tools", [&] { return chat_options_from_json(request); });
+  declared_tools(out);  // or an error
   return out;
 }
-
-namespace {
-
-// A declared tool, as the grammar takes it. OpenAI's form, or the function alone.
-TurnFormat::Tool tool_of(const Json& declared) {
-  const Json& function =
-      declared.is_object() && declared.contains("function") ? declared["function"] : declared;
-  if (!function.is_object()) refuse("tools", "each must be an object");
-  const Json* name = find(function, "name");
-  if (!name || !name->is_string() || name->get_ref<const std::string&>().empty())
-    refuse("tools", "each needs a name");
-  const Json* parameters = find(function, "parameters");
-  return {.name = name->get<std::string>(),
-          .parameters = parameters ? *parameters : Json(nullptr),
-          .strict = flag(function, "strict", false)};
-}
-
-}  // namespace
 
 std::optional<TurnFormat> turn_format(const ChatRequest& chat) {
   const ChatOptions& o = chat.options;
   TurnFormat format;
   format.thinking = o.thinking;
   format.parallel_calls = o.parallel_calls;
-  std::vector<Json> lists;
-  if (!o.tools.empty()) lists.push_back(Json::parse(o.tools));
-  for (const ChatMessage& message : chat.messages) {
-    if (!message.tools.empty()) lists.push_back(Json::parse(message.tools));
-  }
+  std::vector<TurnFormat::Tool> tools = declared_tools(chat);
   const bool forced = o.tool_choice == ToolChoice::kRequired;
   const bool usable = o.tool_choice != ToolChoice::kNone;
-  bool strict = false;
-  for (const Json& list : lists) {
-    for (const Json& declared : list) {
-      if (!usable) break;
-      TurnFormat::Tool tool = tool_of(declared);
-      if (!o.tool_name.empty() && tool.name != o.tool_name) continue;
-      // Who is made to call a tool means its parameters, whether or not the tool says so.
-      tool.strict = tool.strict || forced;
-      strict = strict || tool.strict;
-      format.tools.push_back(std::move(tool));
-    }
+  if (forced && tools.empty()) refuse("tool_choice", "there are no tools");
+  for (const std::string& name : o.tool_names) {
+    if (std::none_of(tools.begin(), tools.end(), [&](const auto& tool) { return tool.name == name; }))
+      refuse("tool_choice", fmt::format("there is no tool '{}'", replace_invalid_utf8(name)));
   }
-  if (forced && format.tools.empty()) {
-    refuse("tool_choice", o.tool_name.empty()
-                              ? "there are no tools"
-                              : fmt::format("there is no tool '{}'", replace_invalid_utf8(o.tool_name)));
+  // Held to: a choice among the tools, or none of them.
+  bool held = o.json_response || forced || !o.tool_names.empty() || (!usable && !tools.empty());
+  for (TurnFormat::Tool& tool : tools) {
+    const auto& names = o.tool_names;
+    const bool chosen = names.empty() || std::find(names.begin(), names.end(), tool.name) != names.end();
+    if (!usable || !chosen) continue;
+    // Who is made to call a tool means its parameters, whether or not the tool says so.
+    tool.strict = tool.strict || forced;
+    held = held || tool.strict;
+    format.tools.push_back(std::move(tool));
   }
-  if (!o.json_response && !strict) return std::nullopt;
+  if (!held) return std::nullopt;
+  for (const auto& [key, given] : {std::pair("min_tokens", chat.params.min_tokens > 0),
+                                   std::pair("ignore_eos", chat.params.ignore_eos)}) {
+    if (given)
+      refuse(key, "does not go with an answer of a form (response_format, tool_choice, strict tools)");
+  }
   if (o.json_response)
     format.response = o.response_schema.empty() ? ResponseForm::kJsonObject : ResponseForm::kJsonSchema;
   if (!o.response_schema.empty()) format.schema = Json::parse(o.response_schema);
@@ -322,22 +298,42 @@ std::optional<TurnFormat> turn_format(const ChatRequest& chat) {
   return format;
 }
 
-std::vector<std::vector<int32_t>> completion_prompts(const Json& request, const Tokenizer& tokenizer) {
+std::vector<int32_t> token_ids(const Json& list, const std::string& where, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  ids.reserve(list.size());
+  for (const Json& id : list) {
+    if (!id.is_number_integer()) refuse(where, "ids must be whole numbers");
+    if (id < 0 || id >= vocab_size)
+      refuse(where, fmt::format("there is no token id {}; the vocabulary has {}", id.dump(), vocab_size));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+std::vector<std::vector<int32_t>> completion_prompts(const Json& request, const PromptReader& reader,
+                                                     const PromptRules& rules) {
   const Json* prompt = find(request, "prompt");
   if (!prompt) refuse("prompt", "is needed");
-  if (prompt->is_string()) return {tokenizer.encode(prompt->get<std::string>())};
+  const auto ids = [&](const Json& list, const std::string& where) {
+    if (list.empty()) refuse(where, "has no token");
+    reader.check_count(static_cast<int64_t>(list.size()));
+    return token_ids(list, where, rules.vocab_size);
+  };
+  const auto text = [&](const Json& item, const std::string& where) {
+    if (item.get_ref<const std::string&>().empty()) refuse(where, "is empty");
+    return reader.text(item.get_ref<const std::string&>());
+  };
+  if (prompt->is_string()) return {text(*prompt, "prompt")};
   if (!prompt->is_array() || prompt->empty())
     refuse("prompt", "must be a text, a list of texts, ids or a list of lists of ids");
-  if (prompt->front().is_number()) return {ids_of(*prompt)};
+  if (prompt->front().is_number()) return {ids(*prompt, "prompt")};
+  if (prompt->size() > rules.most_prompts)
+    refuse("prompt", fmt::format("at most {} prompts go here, got {}", rules.most_prompts, prompt->size()));
   std::vector<std::vector<int32_t>> out;
   for (const Json& item : *prompt) {
-    if (item.is_string()) {
-      out.push_back(tokenizer.encode(item.get<std::string>()));
-    } else if (item.is_array()) {
-      out.push_back(ids_of(item));
-    } else {
-      refuse("prompt", "must hold texts or lists of ids");
-    }
+    const std::string where = fmt::format("prompt[{}]", out.size());
+    if (!item.is_string() && !item.is_array()) refuse(where, "must be a text or a list of ids");
+    out.push_back(item.is_string() ? text(item, where) : ids(item, where));
   }
   return out;
 }
@@ -345,11 +341,16 @@ std::vector<std::vector<int32_t>> completion_prompts(const Json& request, const 
 std::string StopScanner::push(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
-  size_t cut = std::string::npos;
-  for (const std::string& stop : stops_) cut = std::min(cut, held_.find(stop));
+  size_t cut = std::string::npos, stop_size = 0;
+  for (const std::string& stop : stops_) {
+    const size_t at = held_.find(stop);
+    if (at >= cut) continue;
+    cut = at;
+    stop_size = stop.size();
+  }
   if (cut != std::string::npos) {
     stopped_ = true;
-    held_.resize(cut);
+    held_.resize(keep_ ? cut + stop_size : cut);
     return std::exchange(held_, {});
   }
   // The longest end of the text that begins a stop string.
@@ -368,11 +369,13 @@ std::string StopScanner::finish() {
   return stopped_ ? std::string() : std::exchange(held_, {});
 }
 
-Json usage_json(int64_t prompt_tokens, int64_t cached_tokens, int64_t drawn_tokens) {
-  return {{"prompt_tokens", prompt_tokens},
-          {"completion_tokens", drawn_tokens},
-          {"total_tokens", prompt_tokens + drawn_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
+Json usage_json(const Usage& u) {
+  Json out = {{"prompt_tokens", u.prompt},
+              {"completion_tokens", u.drawn},
+              {"total_tokens", u.prompt + u.drawn},
+              {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
+  if (u.reasoning) out["completion_tokens_details"] = {{"reasoning_tokens", *u.reasoning}};
+  return out;
 }
 
 namespace {

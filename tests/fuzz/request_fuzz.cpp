@@ -2,6 +2,7 @@
 // written as a prompt too, which must hold no special token that the format did not put there.
 #include "godwit/serve/protocol.h"
 
+#include "godwit/serve/request_body.h"
 #include "godwit/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/vocabulary.h"
@@ -14,12 +15,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::accepts([&] {
     const serve::Json request = serve::parse_object(body);
     if (data[0] % 2) {
+      serve::check_keys(request, serve::Call::kCompletion);
       serve::completion_params(request, /*chat=*/false);
-      for (const auto& ids : serve::completion_prompts(request, tokenizer)) {
+      const serve::PromptReader reader(tokenizer, {.tokens = 4096, .param = "prompt", .too_long = "no"},
+                                       [] { return false; });
+      const serve::PromptRules rules{.most_prompts = 128, .vocab_size = tokenizer.vocab_size()};
+      for (const auto& ids : serve::completion_prompts(request, reader, rules)) {
         for (const int32_t id : ids) fuzz::require(id >= 0);
       }
       return;
     }
+    serve::check_keys(request, serve::Call::kChat);
     const serve::ChatRequest chat = serve::chat_request(request);
     for (const ChatMessage& message : chat.messages) {
       for (const ChatPart& part : message.content) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "godwit/serve/request_body.h"
+
 namespace godwit::serve {
 namespace {
 
@@ -59,6 +61,110 @@ TEST(Protocol, NamesTheKeyThatIsWrong) {
   }
   EXPECT_EQ(status_of([] { chat_request(Json::parse("{}")); }, "messages"), 400);
   EXPECT_EQ(status_of([] { chat_request(Json::parse(R"({"messages": [{"role": "king"}]})")); }, "king"), 400);
+}
+
+// The path in `param` is that of the key which is wrong.
+TEST(Protocol, ParamIsThePathOfTheKey) {
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}};
+  const auto f = [](const char* name) { return Json{{"type", "function"}, {"function", {{"name", name}}}}; };
+  const auto param = [&](const Json& more) {
+    Json body = chat;
+    body.update(more);
+    try {
+      check_keys(body, Call::kChat);
+      turn_format(chat_request(body));
+    } catch (const ApiError& e) {
+      EXPECT_EQ(e.status(), 400);
+      return e.param();
+    }
+    return std::string("accepted");
+  };
+  const std::vector<std::pair<Json, std::string>> cases = {
+      {{{"foo", 1}}, "foo"},
+      {{{"functions", Json::array()}}, "functions"},
+      {{{"echo", true}}, "echo"},
+      {{{"tool_choice", "zzz"}}, "tool_choice"},
+      {{{"tool_choice", 5}}, "tool_choice"},
+      {{{"tool_choice", "required"}}, "tool_choice"},
+      {{{"tool_choice", {{"type", "x"}}}}, "tool_choice.type"},
+      {{{"tool_choice", {{"type", "function"}}}, {"tools", {f("a")}}}, "tool_choice.function.name"},
+      {{{"tool_choice", {{"type", "allowed_tools"}}}}, "tool_choice.allowed_tools"},
+      {{{"tools", 5}}, "tools"},
+      {{{"tools", {5}}}, "tools[0]"},
+      {{{"tools", {f("")}}}, "tools[0].function.name"},
+      {{{"tools", {f("a"), f("a")}}}, "tools[1]"},
+      {{{"tools", {{{"type", "web_search"}, {"function", {{"name", "a"}}}}}}}, "tools[0].type"},
+      {{{"parallel_tool_calls", "x"}}, "parallel_tool_calls"},
+      {{{"thinking", 5}}, "thinking"},
+      {{{"reasoning_effort", "x"}}, "reasoning_effort"},
+      {{{"reasoning_effort", 5}}, "reasoning_effort"},
+      {{{"thinking_effort", "medium"}}, "thinking_effort"},
+      {{{"chat_template_kwargs", {{"add", 1}}}}, "chat_template_kwargs.add"},
+      {{{"response_format", {{"type", "zz"}}}}, "response_format.type"},
+      {{{"response_format", {{"type", "json_schema"}}}}, "response_format.json_schema.schema"},
+      {{{"response_format", {{"type", "json_object"}}}, {"min_tokens", 3}}, "min_tokens"},
+      {{{"min_tokens", 3}, {"max_tokens", 2}}, "min_tokens"},
+      {{{"stream", true}, {"stream_options", {{"include_usage", 1}}}}, "stream_options.include_usage"},
+      {{{"stream", true}, {"stream_options", {{"zz", 1}}}}, "stream_options.zz"},
+      {{{"stop", std::vector<std::string>(1000, "a")}}, "stop"},
+      {{{"stop", std::string(5000, 'a')}}, "stop"},
+      {{{"messages", {{{"role", "user"}}}}}, "messages[0].content"},
+      {{{"messages", {{{"role", "king"}, {"content", "a"}}}}}, "messages[0].role"},
+      {{{"messages", {{{"role", "user"}, {"content", "a"}, {"zz", 1}}}}}, "messages[0].zz"},
+      {{{"messages", {{{"role", "user"}, {"content", {{{"type", "x"}}}}}}}}, "messages[0].content[0].type"},
+      {{{"user", "me"}, {"metadata", {{"a", "b"}}}, {"store", true}, {"modalities", {"text"}}}, "accepted"},
+      {{{"functions", nullptr}, {"echo", false}, {"service_tier", "auto"}}, "accepted"},
+      {{{"tools", {f("a")}}, {"tool_choice", "none"}}, "accepted"},
+  };
+  for (const auto& [more, expected] : cases) EXPECT_EQ(param(more), expected) << more;
+}
+
+TEST(Protocol, KeysOfCompletions) {
+  const auto param = [](const Json& more, Call call = Call::kCompletion) {
+    try {
+      check_keys(more, call);
+      completion_params(more, /*chat=*/false);
+    } catch (const ApiError& e) {
+      return e.param();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(param({{"prompt", "a"}, {"suffix", "b"}}), "suffix");
+  EXPECT_EQ(param({{"prompt", "a"}, {"suffix", nullptr}, {"best_of", 2}, {"n", 2}}), "accepted");
+  EXPECT_EQ(param({{"prompt", "a"}, {"best_of", 2}}), "best_of");
+  EXPECT_EQ(param({{"prompt", "a"}, {"echo", true}, {"logprobs", 1}}), "echo");
+  EXPECT_EQ(param({{"prompt", "a"}, {"messages", 1}}), "messages");
+  EXPECT_EQ(param({{"tokens", {1}}, {"x", 1}}, Call::kDetokenize), "x");
+}
+
+TEST(Protocol, ChoicesAmongTools) {
+  const auto format = [](const Json& choice) {
+    Json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"tool_choice", choice}};
+    for (const char* name : {"a", "b", "c"})
+      body["tools"].push_back({{"type", "function"}, {"function", {{"name", name}}}});
+    return turn_format(chat_request(body));
+  };
+  const auto allowed = [](const char* mode) {
+    const auto f = [](const char* name) {
+      return Json{{"type", "function"}, {"function", {{"name", name}}}};
+    };
+    return Json{{"type", "allowed_tools"}, {"allowed_tools", {{"mode", mode}, {"tools", {f("c"), f("a")}}}}};
+  };
+  EXPECT_FALSE(format("auto").has_value());
+  EXPECT_EQ(format("none")->tool_use, ToolUse::kNone);
+  EXPECT_EQ(format("required")->tools.size(), 3u);
+  const auto some = format(allowed("auto"));
+  EXPECT_EQ(some->tool_use, ToolUse::kAllowed);
+  ASSERT_EQ(some->tools.size(), 2u);
+  EXPECT_EQ(some->tools[1].name, "c");
+  EXPECT_FALSE(some->tools[0].strict);
+  EXPECT_EQ(format(allowed("required"))->tool_use, ToolUse::kRequired);
+}
+
+TEST(Protocol, RefusesKeysThatComeTwice) {
+  EXPECT_EQ(status_of([] { parse_object(R"({"prompt": "a", "prompt": "b"})"); }, "'prompt' twice"), 400);
+  EXPECT_EQ(status_of([] { parse_object(R"({"a": [{"b": 1, "c": {}, "b": 2}]})"); }, "'b' twice"), 400);
+  EXPECT_EQ(parse_object(R"({"a": {"b": 1}, "b": [{"b": 1}, {"b": 2}]})").size(), 2u);
 }
 
 TEST(Protocol, RefusesBodiesThatAreNoObject) {

@@ -33,6 +33,7 @@ class Server {
   }
   uint16_t port() const { return server_->port(); }
   EngineStats stats() const { return service_->stats(); }
+  serve::Service& service() { return *service_; }
   // Waits until nothing runs; false after ten seconds.
   bool idle() const {
     for (int i = 0; i < 1000; ++i) {

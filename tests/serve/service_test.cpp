@@ -125,6 +125,7 @@ TEST(Service, ToolCallsAreReadAndStreamed) {
     }
     void end() override {}
     void on_gone(std::function<void()>) override {}
+    bool gone() override { return false; }
   };
   for (const bool stream : {false, true}) {
     Metrics metrics;

@@ -1,0 +1,45 @@
+// One request's way through the server: it waits from its arrival until the engine takes it up, then it runs
+// until it has been answered.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+#include "godwit/serve/metrics.h"
+
+namespace godwit::serve {
+
+class Ticket {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Ticket(Metrics& metrics) : metrics_(metrics) { ++metrics_.waiting; }
+  ~Ticket() {
+    if (!runs_) {
+      --metrics_.waiting;
+    } else {
+      --metrics_.running;
+      metrics_.request_time.add(seconds());
+    }
+  }
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  // The engine has taken up the first of its sequences.
+  void start() {
+    if (runs_.exchange(true)) return;
+    --metrics_.waiting;
+    ++metrics_.running;
+    metrics_.queue_time.add(seconds());
+  }
+  Clock::time_point arrived() const { return arrived_; }
+
+ private:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - arrived_).count(); }
+
+  Metrics& metrics_;
+  Clock::time_point arrived_ = Clock::now();
+  std::atomic<bool> runs_ = false;
+};
+
+}  // namespace godwit::serve
