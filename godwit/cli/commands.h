@@ -103,7 +103,9 @@ struct ServeArgs {
   int64_t max_context = 0;   // 0: the model's
   int64_t cache_tokens = 0;  // 0: max_sequences contexts of up to 8192 tokens
   int64_t max_waiting = 256;
-  double max_wait = 300;  // seconds of a request in the queue; 0: no limit
+  double max_wait = 300;         // seconds of a request in the queue; 0: no limit
+  double shutdown_timeout = 10;  // seconds that running requests have to end after a signal
+  std::vector<std::string> allowed_origins = {};
   int64_t draft_tokens = 0;
   int64_t prefill_tokens = 0;  // 0: as the engine has it
   bool deterministic = false;

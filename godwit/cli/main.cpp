@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -32,6 +33,22 @@ CLI::Validator number_check(const char* type, const char* expected, bool (*holds
 const CLI::Validator kPositive = number_check("POSITIVE", "a number above 0", [](double v) { return v > 0; });
 const CLI::Validator kNotNegative =
     number_check("NONNEGATIVE", "a number not below 0", [](double v) { return v >= 0; });
+// In decimal: CLI11 takes 010 for eight, and what is too large for the largest there is.
+CLI::Validator whole_between(uint64_t low, uint64_t high) {
+  return {[low, high](std::string& text) {
+            uint64_t value = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+            const bool good = error == std::errc() && end == text.data() + text.size() && value >= low &&
+                              value <= high && (text == "0" || text[0] != '0');
+            return good ? std::string()
+                        : fmt::format("expected a whole number from {} to {}, got {}", low, high, text);
+          },
+          "N"};
+}
+constexpr uint64_t kMost = 1'000'000'000'000;  // of tokens and the like: sums and bytes of it fit 64 bits
+const CLI::Validator kCount = whole_between(1, kMost);
+const CLI::Validator kCountOrNone = whole_between(0, kMost);
+const CLI::Validator kSeed = whole_between(0, UINT64_MAX);
 const CLI::Validator kShare =
     number_check("0 to 1", "a number from 0 to 1", [](double v) { return v >= 0 && v <= 1; });
 // More threads than that exhaust the process ids of the machine.
@@ -161,7 +178,7 @@ void add_model_commands(Commands& commands) {
       ->type_name("")
       ->capture_default_str();
   plan->add_option("--batch", plan_args->batch, "sequences that a decode step serves")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   add_cluster(plan, *plan_args);
   add_json(plan, plan_args->json);
@@ -182,7 +199,7 @@ void add_model_commands(Commands& commands) {
       ->required();
   logits->add_option("--split", logits_args->split, "feed the sequence in pieces of these sizes: N,M,...")
       ->delimiter(',')
-      ->check(kPositive);
+      ->check(kCount);
   add_images(logits, logits_args->images, "picture behind the next <|media_pad|>, or run of them");
   add_dtype(logits, logits_args->dtype, "weights and activations: f32 or bf16")->capture_default_str();
   add_weights(logits, logits_args->weights);
@@ -260,10 +277,9 @@ void add_data_commands(Commands& commands) {
       ->type_name("FILE.jsonl");
   demos->add_option("--options", demo_args->options_json, "of the environment, a JSON object")
       ->capture_default_str();
-  demos->add_option("--count", demo_args->count, "episodes")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  demos->add_option("--count", demo_args->count, "episodes")->check(kCount)->capture_default_str();
   demos->add_option("--seed", demo_args->seed, "of the first episode; the next have the numbers after it")
+      ->check(kSeed)
       ->capture_default_str();
 }
 
@@ -271,7 +287,7 @@ void add_data_commands(Commands& commands) {
 void add_sampling(CLI::App* command, ModelArgs& args) {
   add_model(command, args.model);
   command->add_option("--max-tokens", args.max_tokens, "tokens to make at most")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   command->add_option("--temperature", args.temperature, "0: the most likely token each time")
       ->check(kNotNegative)
@@ -280,9 +296,9 @@ void add_sampling(CLI::App* command, ModelArgs& args) {
       ->check(kShare)
       ->capture_default_str();
   command->add_option("--top-k", args.top_k, "draw among this many tokens (0: all)")
-      ->check(kNotNegative)
+      ->check(kCountOrNone)
       ->capture_default_str();
-  command->add_option("--seed", args.seed, "seed of the sampler")->capture_default_str();
+  command->add_option("--seed", args.seed, "seed of the sampler")->check(kSeed)->capture_default_str();
   add_drafts(command, args.draft_tokens);
   add_dtype(command, args.dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
   add_weights(command, args.weights);
@@ -335,28 +351,41 @@ void add_run_commands(Commands& commands) {
       ->capture_default_str();
   serve->add_option("--name", serve_args->name, "the model's name for clients (default: the directory's)");
   serve->add_option("--max-sequences", serve_args->max_sequences, "sequences that run together")
-      ->check(kPositive)
+      ->check(whole_between(1, 65536))
       ->capture_default_str();
   serve->add_option("--max-context", serve_args->max_context, "tokens of one sequence (0: the model's)")
-      ->check(kNotNegative)
+      ->check(kCountOrNone)
       ->capture_default_str();
   serve
       ->add_option("--cache-tokens", serve_args->cache_tokens,
                    "tokens of all sequences and cached prefixes (0: --max-sequences times at most 8192)")
-      ->check(kNotNegative)
+      ->check(kCountOrNone)
       ->capture_default_str();
   serve->add_option("--max-waiting", serve_args->max_waiting, "requests in the queue, then 429")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   serve->add_option("--max-wait", serve_args->max_wait, "seconds in the queue, then 503 (0: any time)")
       ->check(kNotNegative)
       ->capture_default_str();
+  serve
+      ->add_option("--shutdown-timeout", serve_args->shutdown_timeout,
+                   "seconds that running requests have to end after SIGTERM or Ctrl-C")
+      ->check(number_check("0 to 86400", "seconds from 0 to 86400",
+                           [](double v) { return v >= 0 && v <= 86400; }))
+      ->capture_default_str();
+  serve
+      ->add_option(
+          "--allow-origin", serve_args->allowed_origins,
+          "pages that may call the API from a browser, as https://example.org; *: all (default: this "
+          "server's own)")
+      ->type_name("ORIGIN")
+      ->allow_extra_args(false);
   add_drafts(serve, serve_args->draft_tokens);
   add_latents(serve, serve_args->fp8_latents);
   serve
       ->add_option("--prefill-tokens", serve_args->prefill_tokens,
                    "of prompts, read in one step (default: 512, on a GPU 8192)")
-      ->check(kPositive);
+      ->check(kCount);
   serve->add_flag("--deterministic", serve_args->deterministic, kDeterministic);
   serve
       ->add_option("--host-cache", serve_args->host_cache,
@@ -386,16 +415,16 @@ void add_run_commands(Commands& commands) {
       "directory (default: ppl the data of the model's run, niah a filler); vision: JSONL of questions");
   eval->add_option("--context", eval_args->context,
                    "ppl: tokens of a window; mqar, niah: longest sequence; tools: of an episode")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   eval->add_option("--max-tokens", eval_args->max_tokens, "ppl: at most this many tokens (0: all)")
-      ->check(kNotNegative)
+      ->check(kCountOrNone)
       ->capture_default_str();
   eval->add_option("--samples", eval_args->samples,
                    "sequences a point (default: mqar 32, niah 10); vision: questions a task (default: all); "
                    "tools: tasks "
                    "(default: 128)")
-      ->check(kPositive);
+      ->check(kCount);
   eval->add_option("--distractors", eval_args->distractors, "niah: needles of other names besides")
       ->check(CLI::Range(0, 17))
       ->capture_default_str();
@@ -405,7 +434,7 @@ void add_run_commands(Commands& commands) {
   eval->add_option("--temperature", eval_args->temperature, "tools: of the draws")
       ->check(kNotNegative)
       ->capture_default_str();
-  eval->add_option("--seed", eval_args->seed, "seed of the tasks")->capture_default_str();
+  eval->add_option("--seed", eval_args->seed, "seed of the tasks")->check(kSeed)->capture_default_str();
   add_dtype(eval, eval_args->dtype, "weights and activations: f32 or bf16 (default: the checkpoint's)");
   add_weights(eval, eval_args->weights);
   add_device(eval, eval_args->device);
@@ -435,14 +464,10 @@ void add_bench_train(Commands& commands, CLI::App* bench) {
   train->add_option("--dtype", args->dtype, "of weights and activations")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  train->add_option("--tokens", args->tokens, "of all sequences")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  train->add_option("--sequences", args->sequences, "of equal length")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  train->add_option("--tokens", args->tokens, "of all sequences")->check(kCount)->capture_default_str();
+  train->add_option("--sequences", args->sequences, "of equal length")->check(kCount)->capture_default_str();
   train->add_option("--repeats", args->repeats, "the best of these counts")
-      ->check(CLI::PositiveNumber)
+      ->check(kCount)
       ->capture_default_str();
   train->add_flag("--recompute", args->recompute, "keep only each layer's inputs");
   train->add_flag("!--no-optimizer", args->optimizer, "leave out the whole step with its optimiser state");
@@ -464,10 +489,10 @@ void add_bench_vision(Commands& commands, CLI::App* bench) {
       ->delimiter(',')
       ->capture_default_str();
   vision->add_option("--count", args->count, "pictures of each size, by turns")
-      ->check(CLI::PositiveNumber)
+      ->check(kCount)
       ->capture_default_str();
   vision->add_option("--repeats", args->repeats, "passes that are timed")
-      ->check(CLI::PositiveNumber)
+      ->check(kCount)
       ->capture_default_str();
   vision->add_flag("--agreement", args->agreement,
                    "compare vectors and gradients with fp64 on the CPU first");
@@ -482,21 +507,19 @@ void add_bench_decode(Commands& commands, CLI::App* bench) {
       ->capture_default_str();
   decode->add_option("--batch", args->batch, "sequences that decode together: N,M,...")
       ->delimiter(',')
-      ->check(kPositive);
+      ->check(kCount);
   decode->add_option("--cached", args->cached, "tokens that each of them has seen: N,M,...")
       ->delimiter(',')
-      ->check(kNotNegative);
+      ->check(kCountOrNone);
   decode->add_option("--prefill", args->prefill, "tokens of a prompt that is timed too (0: none)")
-      ->check(kNotNegative)
+      ->check(kCountOrNone)
       ->capture_default_str();
   decode->add_option("--piece", args->piece, "tokens of a prompt in one call (default: as the engine has it)")
-      ->check(kPositive);
+      ->check(kCount);
   decode->add_flag("--profile", args->profile, "where the time goes, by kernel or op");
-  decode->add_option("--steps", args->steps, "decode steps in a row")
-      ->check(kPositive)
-      ->capture_default_str();
+  decode->add_option("--steps", args->steps, "decode steps in a row")->check(kCount)->capture_default_str();
   decode->add_option("--repeats", args->repeats, "the best of these counts")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   add_latents(decode, args->fp8_latents);
   decode->add_flag("--synthetic", args->synthetic,
@@ -513,18 +536,18 @@ void add_bench_engine(Commands& commands, CLI::App* bench) {
   engine->add_option("--model", args->model, "a model directory, or a preset or config.json: random weights")
       ->capture_default_str();
   engine->add_option("--requests", args->requests, "all submitted at the start")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   engine->add_option("--prompt", args->prompt, "tokens of a prompt on average, half to one and a half of it")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   engine->add_option("--text", args->text, "prompts are pieces of this file (default: random tokens)");
-  engine->add_option("--tokens", args->tokens, "drawn for each")->check(kPositive)->capture_default_str();
+  engine->add_option("--tokens", args->tokens, "drawn for each")->check(kCount)->capture_default_str();
   engine->add_option("--max-sequences", args->max_sequences, "that run together")
-      ->check(kPositive)
+      ->check(kCount)
       ->capture_default_str();
   engine->add_option("--cache-tokens", args->cache_tokens, "of all sequences and cached prefixes")
-      ->check(kPositive);
+      ->check(kCount);
   engine->add_flag("!--no-graphs", args->graphs, "on a GPU, decode steps op by op");
   engine->add_flag("--deterministic", args->deterministic, kDeterministic);
   engine->add_flag("--check", args->check,
@@ -541,15 +564,11 @@ void add_bench_commands(Commands& commands) {
   CLI::App* bench = commands.group("bench", "time the ops on this machine, beside what they replace");
   const auto [kda, args] =
       commands.add(bench, "kda", "Kimi Delta Attention beside the recurrence token by token", run_bench_kda);
-  kda->add_option("--tokens", args->tokens, "of all sequences")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  kda->add_option("--heads", args->heads, "of width 128")->check(CLI::PositiveNumber)->capture_default_str();
-  kda->add_option("--sequences", args->sequences, "of equal length")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  kda->add_option("--tokens", args->tokens, "of all sequences")->check(kCount)->capture_default_str();
+  kda->add_option("--heads", args->heads, "of width 128")->check(kCount)->capture_default_str();
+  kda->add_option("--sequences", args->sequences, "of equal length")->check(kCount)->capture_default_str();
   kda->add_option("--repeats", args->repeats, "the best of these counts")
-      ->check(CLI::PositiveNumber)
+      ->check(kCount)
       ->capture_default_str();
   add_json(kda, args->json);
   add_device(kda, args->device);

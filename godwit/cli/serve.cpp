@@ -1,4 +1,5 @@
 // `godwit serve`: the model over HTTP.
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -13,6 +14,27 @@
 #include "godwit/serve/service.h"
 
 namespace godwit::cli {
+namespace {
+
+// New requests are refused, running ones may end until the time is over or another signal comes, what is left
+// then ends with an error.
+void stop(serve::Service& service, serve::HttpServer& server, const sigset_t& signals, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  service.drain();
+  const auto open = service.open_requests();
+  log_info("serve: stopping{}",
+           open > 0 ? fmt::format(": {} requests have {} s to end (a second signal ends them)", open, seconds)
+                    : "");
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  constexpr timespec kLook{.tv_sec = 0, .tv_nsec = 20'000'000};
+  while (service.open_requests() > 0 && Clock::now() < deadline) {
+    if (sigtimedwait(&signals, nullptr, &kLook) > 0) break;
+  }
+  service.end_all();
+  server.stop_when_written(std::chrono::seconds(2));
+}
+
+}  // namespace
 
 int run_serve(const ServeArgs& args) {
   // Signals go to one thread that stops the server; every thread made from here on leaves them alone.
@@ -37,11 +59,13 @@ int run_serve(const ServeArgs& args) {
                         .max_wait_s = args.max_wait,
                         .memory_bytes = memory_budget(model.device)};
   if (args.host_cache > 0) options.prefix.host_bytes = args.host_cache;
-  auto service = std::make_unique<serve::Service>(model, options,
-                                                  serve::ServiceOptions{.model_name = name,
-                                                                        .api_key = key ? key : "",
-                                                                        .max_waiting = args.max_waiting,
-                                                                        .image_directory = args.image_dir});
+  auto service =
+      std::make_unique<serve::Service>(model, options,
+                                       serve::ServiceOptions{.model_name = name,
+                                                             .api_key = key ? key : "",
+                                                             .max_waiting = args.max_waiting,
+                                                             .image_directory = args.image_dir,
+                                                             .allowed_origins = args.allowed_origins});
 
   serve::HttpServer server({.host = args.host, .port = static_cast<uint16_t>(args.port)},
                            [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
@@ -50,8 +74,7 @@ int run_serve(const ServeArgs& args) {
   std::thread stopper([&] {
     int signal = 0;
     sigwait(&signals, &signal);
-    log_info("serve: stopping");
-    server.stop();
+    stop(*service, server, signals, args.shutdown_timeout);
   });
   std::exception_ptr error;
   try {

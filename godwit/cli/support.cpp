@@ -3,6 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -12,6 +13,12 @@
 #include "godwit/cli/memory.h"
 
 namespace godwit::cli {
+namespace {
+
+constexpr uintmax_t kLargestPicture = uintmax_t{64} << 20;
+
+}  // namespace
+
 c10::Device apply_device(const DeviceArgs& args, int64_t local_rank) {
   if (args.threads > 0) set_num_threads(args.threads);
   if (args.device == "cpu") return c10::kCPU;
@@ -49,7 +56,11 @@ EngineOptions single_sequence(const LoadedModel& model, int64_t tokens, int64_t 
 }
 
 std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const std::string& path) {
-  return read_image(model, read_file(path), path);
+  std::error_code ec;
+  const auto size = std::filesystem::file_size(path, ec);
+  check(ec || size <= kLargestPicture, "{}: the picture's file is larger than {} bytes", path,
+        kLargestPicture);
+  return read_image(model, read_regular_file(path), path);
 }
 
 void write_out(std::string_view text) {
