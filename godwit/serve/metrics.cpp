@@ -103,6 +103,7 @@ std::string Metrics::text(const EngineStats& s) const {
   gauge("godwit_sequences_running", "sequences that run", s.running);
   counter("godwit_sequences_finished_total", "sequences that ended well", s.finished);
   counter("godwit_sequences_failed_total", "sequences that ended with an error", s.failed);
+  gauge("godwit_picture_tokens", "tokens of the pictures that open requests hold", picture_tokens);
   counter("godwit_preemptions_total", "sequences that left for want of pages", s.preempted);
   counter("godwit_prompt_tokens_total", "tokens of admitted prompts", s.prompt_tokens);
   counter("godwit_cached_tokens_total", "tokens of prompts that came from the prefix cache", s.cached_tokens);

@@ -62,6 +62,7 @@ struct Metrics {
   LatencyHistogram queue_time, request_time;      // from a request's arrival to its place, to its end
   RecentRate tokens;                              // drawn
   std::atomic<int64_t> waiting = 0, running = 0;  // requests
+  std::atomic<int64_t> picture_tokens = 0;        // of the pictures that requests hold
   AnswerCounts answers;
 
   std::string text(const EngineStats& stats) const;

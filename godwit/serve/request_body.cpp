@@ -13,7 +13,9 @@ constexpr size_t kDeepest = 256;
 // An ordered object finds a key by looking at every one before it: the time to build it is quadratic.
 constexpr size_t kMostKeys = 4096;
 constexpr size_t kMostKeyLooks = size_t{1} << 24;  // in all objects of a body
-constexpr size_t kShownKey = 64;                   // bytes of a key that a message repeats
+constexpr size_t kMostValues = size_t{1}
+                               << 23;  // an object or a list counts as eight: memory is taken for it
+constexpr size_t kShownKey = 64;       // bytes of a key that a message repeats
 
 std::string shown(std::string_view key) {
   return replace_invalid_utf8(key.size() <= kShownKey ? key : key.substr(0, kShownKey)) +
@@ -30,13 +32,13 @@ class BodyLimits final : public nlohmann::json_sax<Json> {
     Json::sax_parse(text, this);
   }
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
+  bool null() override { return count(1); }
+  bool boolean(bool) override { return count(1); }
+  bool number_integer(number_integer_t) override { return count(1); }
+  bool number_unsigned(number_unsigned_t) override { return count(1); }
+  bool number_float(number_float_t, const string_t&) override { return count(1); }
+  bool string(string_t&) override { return count(2); }
+  bool binary(binary_t&) override { return count(2); }
   bool start_object(size_t) override { return open(); }
   bool start_array(size_t) override { return open(); }
   bool end_object() override { return close(); }
@@ -61,6 +63,11 @@ class BodyLimits final : public nlohmann::json_sax<Json> {
     if (open_.size() > kDeepest)
       throw ApiError(400, fmt::format("the JSON is nested deeper than {}", kDeepest), param_);
     open_.emplace_back();
+    return count(8);
+  }
+  bool count(size_t values) {
+    values_ += values;
+    if (values_ > kMostValues) throw ApiError(400, "the JSON holds too many values", param_);
     return true;
   }
   bool close() {
@@ -71,7 +78,7 @@ class BodyLimits final : public nlohmann::json_sax<Json> {
   bool keys_once_;
   std::string param_;                        // the key of the request that is being read
   std::vector<std::vector<string_t>> open_;  // keys so far of each object and list that is open
-  size_t looks_ = 0;
+  size_t looks_ = 0, values_ = 0;
 };
 
 }  // namespace

@@ -215,12 +215,16 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>
     return reply->send({.status = 204, .content_type = "", .headers = std::move(headers)});
   }
   if (!found || !found->open_to_all) check_key(request);
-  if (!found) throw ApiError(404, fmt::format("there is no {}", replace_invalid_utf8(request.path)));
+  if (!found) {
+    const std::string below = "/v1" + request.path;
+    throw ApiError(404, fmt::format("there is no {}{}", replace_invalid_utf8(request.path),
+                                    find_route(below) ? "; did you mean " + below + "?" : ""));
+  }
   if (found->method != method) {
     throw ApiError(405, fmt::format("{} is not for {}", replace_invalid_utf8(request.path),
                                     replace_invalid_utf8(request.method)));
   }
-  Exchange x{.request = request, .reply = reply};
+  Exchange x{.request = request, .reply = reply, .pictures = std::make_shared<PictureHold>(metrics_)};
   if (method == "POST") {
     check_media_type(request);
     if (is_foreign(request, options_.allowed_origins))

@@ -57,6 +57,7 @@ class Service {
     const HttpRequest& request;
     std::shared_ptr<HttpReply> reply;
     std::shared_ptr<Ticket> ticket = {};
+    std::shared_ptr<PictureHold> pictures;
   };
   struct Route;
   static const Route* find_route(std::string_view path);
@@ -77,7 +78,7 @@ class Service {
   void check_key(const HttpRequest& request) const;
   std::shared_ptr<Ticket> admit();
   PromptReader reader(const Exchange& x, const char* param) const;
-  MediaList pictures(std::vector<ChatMessage>& messages, HttpReply& reply) const;
+  MediaList pictures(std::vector<ChatMessage>& messages, HttpReply& reply, PictureHold& hold) const;
   std::shared_ptr<const TokenTrie> trie();
   std::vector<std::shared_ptr<std::atomic<bool>>> constrain(const ChatRequest& chat, Request& request);
   void submit(const Exchange& x, std::vector<Request> requests, const char* param);

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kMostChoices = 128;  // of all prompts of a request
 // Of one request: their patches lie in memory while it waits, 9 KiB a token.
 constexpr int64_t kMostImageTokens = 32768;
+constexpr int64_t kMostHeldImageTokens = 4 * kMostImageTokens;  // of all requests
 // What /tokenize counts up to: four times the longest context there is.
 constexpr int64_t kMostCounted = int64_t{1} << 22;
 
@@ -45,7 +46,7 @@ PromptReader Service::reader(const Exchange& x, const char* param) const {
 
 void Service::submit(const Exchange& x, std::vector<Request> requests, const char* param) {
   const auto group = std::make_shared<RequestGroup>();
-  group->on_place = [ticket = x.ticket] { ticket->start(); };
+  group->on_place = [ticket = x.ticket, held = x.pictures] { ticket->start(); };
   auto ids = std::make_shared<std::vector<int64_t>>();
   try {
     for (Request& request : requests) {
@@ -66,16 +67,19 @@ void Service::submit(const Exchange& x, std::vector<Request> requests, const cha
 
 // The pictures of the messages, in order; their parts get size and tokens. What a picture will take is known
 // from its header: many large ones are refused before they are decoded.
-MediaList Service::pictures(std::vector<ChatMessage>& messages, HttpReply& reply) const {
+MediaList Service::pictures(std::vector<ChatMessage>& messages, HttpReply& reply, PictureHold& hold) const {
   int64_t tokens = 0;
   const auto bytes_of = [&](const std::string& url, const std::string& where) {
     if (reply.gone()) throw ClientGone();
     std::string bytes = image_bytes(url, where, options_.image_directory);
     const io::ImageInfo info = io::image_info(io::as_bytes(bytes), where);
-    tokens += io::plan_image(info.width, info.height, model_.images).tokens;
+    const int64_t more = io::plan_image(info.width, info.height, model_.images).tokens;
+    tokens += more;
     const int64_t most = std::min(engine_.max_context() - 1, kMostImageTokens);
     check(tokens <= most, "{}: the pictures take {} tokens up to here; this server takes {} in a request",
           where, tokens, most);
+    if (!hold.add(more, kMostHeldImageTokens))
+      throw ApiError(503, "too many pictures wait at once; try again later");
     return bytes;
   };
   return client_error("messages", [&] { return read_images(model_, messages, bytes_of); });
@@ -117,7 +121,7 @@ void Service::chat(const Exchange& x) {
   check_model(body);
   ChatRequest chat = chat_request(body);
   check_ids(chat.params, model_.config.vocab_size);
-  MediaList media = pictures(chat.messages, *x.reply);
+  MediaList media = pictures(chat.messages, *x.reply, *x.pictures);
   const auto segments = client_error("messages", [&] { return render_chat(chat.messages, chat.options); });
   const Tokenizer& tokenizer = model_.tokenizer;
   std::vector<int32_t> stop_ids = chat.params.stop_ids;
@@ -220,7 +224,7 @@ void Service::tokenize(const Exchange& x) {
   if (chat && body.contains("prompt")) throw ApiError(400, "prompt: goes without messages", "prompt");
   if (chat) {
     ChatRequest request = chat_request(body);
-    pictures(request.messages, *x.reply);
+    pictures(request.messages, *x.reply, *x.pictures);
     ids = counter("messages").chat(client_error("messages", [&] {
       return render_chat(request.messages, request.options);
     }));

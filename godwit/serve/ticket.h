@@ -42,4 +42,23 @@ class Ticket {
   std::atomic<bool> runs_ = false;
 };
 
+// The memory that a request's pictures take while it waits, in tokens. Given back when it is destroyed.
+class PictureHold {
+ public:
+  explicit PictureHold(Metrics& metrics) : metrics_(metrics) {}
+  ~PictureHold() { metrics_.picture_tokens -= tokens_; }
+  PictureHold(const PictureHold&) = delete;
+  PictureHold& operator=(const PictureHold&) = delete;
+
+  // False where all requests together would hold more than `most`.
+  bool add(int64_t tokens, int64_t most) {
+    tokens_ += tokens;
+    return metrics_.picture_tokens.fetch_add(tokens) + tokens <= most;
+  }
+
+ private:
+  Metrics& metrics_;
+  int64_t tokens_ = 0;
+};
+
 }  // namespace godwit::serve

@@ -201,6 +201,9 @@ TEST(Protocol, RefusesObjectsOfTooManyKeys) {
   std::string small = "{\"a\":[{}";  // many small ones are no matter
   for (int i = 0; i < 200000; ++i) small += ",{}";
   EXPECT_EQ(parse_object(small + "]}")["a"].size(), 200001u);
+  std::string lists = "{\"a\":[[]";
+  for (int i = 0; i < 2'000'000; ++i) lists += ",[]";
+  EXPECT_EQ(status_of([&] { parse_object(lists + "]}"); }, "too many values"), 400);
 }
 
 // Whatever the pieces, the text before the first stop string comes out, and no part of one.
