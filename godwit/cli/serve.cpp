@@ -2,9 +2,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "godwit/base/log.h"
@@ -34,14 +34,55 @@ void stop(serve::Service& service, serve::HttpServer& server, const sigset_t& si
   server.stop_when_written(std::chrono::seconds(2));
 }
 
-}  // namespace
+// A thread that waits for signals: one while the model is loaded ends the program, later ones stop the
+// server.
+class SignalWaiter {
+ public:
+  SignalWaiter(const sigset_t& signals, double seconds)
+      : signals_(signals), seconds_(seconds), thread_([this] { wait(); }) {}
+  ~SignalWaiter() { end(); }
+  SignalWaiter(const SignalWaiter&) = delete;
+  SignalWaiter& operator=(const SignalWaiter&) = delete;
 
-int run_serve(const ServeArgs& args) {
-  // Signals go to one thread that stops the server; every thread made from here on leaves them alone.
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  void guard(serve::Service& service, serve::HttpServer& server) {
+    const std::lock_guard lock(mutex_);
+    service_ = &service;
+    server_ = &server;
+  }
+  // No signal is waited for any more, and what it stopped is no longer touched.
+  void end() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+
+ private:
+  void wait() {
+    int signal = 0;
+    sigwait(&signals_, &signal);
+    {
+      const std::lock_guard lock(mutex_);
+      if (over_) return;
+      if (!server_) std::_Exit(128 + signal);
+    }
+    stop(*service_, *server_, signals_, seconds_);
+  }
+
+  sigset_t signals_;
+  double seconds_;
+  std::mutex mutex_;
+  serve::Service* service_ = nullptr;
+  serve::HttpServer* server_ = nullptr;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+// Loads the model and serves it until a signal stops it.
+void serve_model(const ServeArgs& args, SignalWaiter& waiter) {
   const ModelArgs model_args{
       .model = args.model, .dtype = args.dtype, .weights = args.weights, .device = args.device};
   const LoadedModel model = load(model_args);
@@ -71,22 +112,31 @@ int run_serve(const ServeArgs& args) {
                            [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
                              service->handle(std::move(request), std::move(reply));
                            });
-  std::thread stopper([&] {
-    int signal = 0;
-    sigwait(&signals, &signal);
-    stop(*service, server, signals, args.shutdown_timeout);
-  });
-  std::exception_ptr error;
+  waiter.guard(*service, server);
+  const auto end = [&] {
+    waiter.end();
+    service.reset();  // before the server: answers hold on to it
+  };
   try {
     print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name, args.host, server.port());
     server.run();
-  } catch (...) {  // goes on once the thread has ended: it must not be destroyed while it runs
-    error = std::current_exception();
-    pthread_kill(stopper.native_handle(), SIGTERM);
+  } catch (...) {
+    end();
+    throw;
   }
-  stopper.join();
-  service.reset();  // before the server: answers hold on to it
-  if (error) std::rethrow_exception(error);
+  end();
+}
+
+}  // namespace
+
+int run_serve(const ServeArgs& args) {
+  // Signals go to one thread that stops the server; every thread made from here on leaves them alone.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  SignalWaiter waiter(signals, args.shutdown_timeout);
+  serve_model(args, waiter);
   return 0;
 }
 

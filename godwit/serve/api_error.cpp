@@ -3,6 +3,15 @@
 #include <cctype>
 
 namespace godwit::serve {
+namespace {
+
+constexpr size_t kLongestMessage = 1000, kLongestParam = 200;  // a client's own words may be of any length
+
+std::string shortened(std::string_view text, size_t most) {
+  return std::string(text.substr(0, most)) + (text.size() > most ? "..." : "");
+}
+
+}  // namespace
 
 std::string to_text(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
@@ -17,9 +26,11 @@ std::string error_body(int status, std::string_view message, const std::string& 
                      : status < 500  ? "invalid_request_error"
                                      : "server_error";
   const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
-  return to_text(
-      {{"error",
-        {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}});
+  return to_text({{"error",
+                   {{"message", shortened(message, kLongestMessage)},
+                    {"type", type},
+                    {"param", or_null(shortened(param, kLongestParam))},
+                    {"code", or_null(code)}}}});
 }
 
 std::string param_of(std::string_view message, std::string_view fallback) {

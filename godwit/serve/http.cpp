@@ -272,15 +272,18 @@ class Counted {
 class HeldBytes {
  public:
   explicit HeldBytes(std::atomic<int64_t>& total) : total_(total) {}
-  ~HeldBytes() { total_ -= bytes_; }
+  ~HeldBytes() { release(); }
   HeldBytes(const HeldBytes&) = delete;
   HeldBytes& operator=(const HeldBytes&) = delete;
-  // False when all requests together would hold more than `most`.
+  // False, and nothing is held any more, when all requests together would hold more than `most`.
   bool grow(int64_t bytes, int64_t most) {
     total_ += bytes - bytes_;
     bytes_ = bytes;
-    return total_ <= most;
+    if (total_ <= most) return true;
+    release();
+    return false;
   }
+  void release() { total_ -= std::exchange(bytes_, 0); }
 
  private:
   std::atomic<int64_t>& total_;
@@ -384,6 +387,15 @@ struct HttpServer::Impl {
     co_return true;
   }
 
+  // What is wrong with a head that the parser takes; empty: nothing.
+  static std::string_view fault_of(const http::request_parser<http::string_body>& parser) {
+    const auto& head = parser.get();
+    if (head.version() >= 11 && head.count(http::field::host) == 0) return "the request has no Host header";
+    if (head.count(http::field::transfer_encoding) > 0 && !parser.chunked())
+      return "no other transfer-encoding than chunked is supported";
+    return {};
+  }
+
   // Reads one request; none when the connection is over.
   asio::awaitable<std::optional<Incoming>> read(Stream& stream, beast::flat_buffer& buffer, bool first) {
     http::request_parser<http::string_body> parser;
@@ -405,9 +417,12 @@ struct HttpServer::Impl {
       co_await http::async_read_header(stream, buffer, parser, asio::redirect_error(kAwait, ec));
       late = limit.over();
     }
-    if (!ec && parser.get().version() >= 11 && parser.get().count(http::field::host) == 0) {
-      co_await refuse(stream, 400, "the request has no Host header");
-      co_return std::nullopt;
+    if (!ec) {
+      const std::string_view fault = fault_of(parser);
+      if (!fault.empty()) {
+        co_await refuse(stream, 400, fault);
+        co_return std::nullopt;
+      }
     }
     if (!ec) {
       const ReadLimit limit(stream.socket(), options.read_timeout);

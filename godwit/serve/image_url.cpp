@@ -23,6 +23,7 @@ constexpr uintmax_t kLargestFile = uintmax_t{64} << 20;
 // A file of `directory`, links followed, or a refusal: what lies outside is not told apart from what is not
 // there.
 std::string file_bytes(std::string_view name, const std::string& where, const std::string& directory) {
+  if (name.find('\0') != name.npos) refuse(where, "a file's name holds no zero byte");
   if (name.starts_with("//localhost/")) name.remove_prefix(11);
   if (name.starts_with("///")) name.remove_prefix(2);
   std::error_code ec;

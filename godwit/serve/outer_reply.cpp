@@ -32,7 +32,8 @@ Headers origin_headers(const HttpRequest& request, const std::vector<std::string
           {"access-control-expose-headers", "x-request-id, retry-after"}};
 }
 
-Headers preflight_headers(const HttpRequest& request) {
+Headers preflight_headers(const HttpRequest& request, const std::vector<std::string>& allowed) {
+  if (!is_allowed(header_of(request, "origin"), allowed)) return {};
   const std::string asked = header_of(request, "access-control-request-headers");
   return {{"access-control-allow-methods", "GET, HEAD, POST, OPTIONS"},
           {"access-control-allow-headers", asked.empty() ? "authorization, content-type" : asked},

@@ -23,8 +23,8 @@ bool is_foreign(const HttpRequest& request, const std::vector<std::string>& allo
 
 // Headers for the page that asks; none if its origin is not allowed.
 Headers origin_headers(const HttpRequest& request, const std::vector<std::string>& allowed);
-// What the page may send, as the answer to OPTIONS.
-Headers preflight_headers(const HttpRequest& request);
+// What a page that may ask may send, as the answer to OPTIONS.
+Headers preflight_headers(const HttpRequest& request, const std::vector<std::string>& allowed);
 
 class OuterReply final : public HttpReply {
  public:

@@ -210,7 +210,7 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>
   const Route* found = find_route(request.path);
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
   if (method == "OPTIONS" && (found || request.path == "*")) {
-    Headers headers = preflight_headers(request);
+    Headers headers = preflight_headers(request, options_.allowed_origins);
     headers.emplace_back("allow", methods_of(found ? found->method : "GET"));
     return reply->send({.status = 204, .content_type = "", .headers = std::move(headers)});
   }
@@ -238,7 +238,15 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>
 }
 
 void Service::page(const Exchange& x) {
-  x.reply->send({.content_type = "text/html; charset=utf-8", .body = std::string(serve::page())});
+  // The page asks this server and nobody else, and stands in no other page.
+  static constexpr const char* kPolicy =
+      "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; style-src 'unsafe-inline'; "
+      "script-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+  x.reply->send({.content_type = "text/html; charset=utf-8",
+                 .body = std::string(serve::page()),
+                 .headers = {{"content-security-policy", kPolicy},
+                             {"x-content-type-options", "nosniff"},
+                             {"cache-control", "no-cache"}}});
 }
 
 void Service::health(const Exchange& x) {

@@ -43,6 +43,15 @@ TEST(Usage, WrongUsageIsTwo) {
         {"plan", "nano", "--gpus", "8", "--price", "nan"},
         {"data", "pack", "x", "--out", "y", "--holdout", "nan"},
         {"generate", "--model", "x", "--prompt", "x", "--threads", "100000"},
+        {"generate", "--model", "x", "--prompt", "x", "--seed", "18446744073709551616"},
+        {"generate", "--model", "x", "--prompt", "x", "--seed", "-1"},
+        {"generate", "--model", "x", "--prompt", "x", "--seed", "010"},
+        {"generate", "--model", "x", "--prompt", "x", "--max-tokens", "99999999999999999999"},
+        {"chat", "--model", "x", "--top-k", "1e3"},
+        {"serve", "--model", "x", "--max-sequences", "99999999999999999999"},
+        {"serve", "--model", "x", "--max-waiting", "1.5"},
+        {"serve", "--model", "x", "--port", "65536"},
+        {"serve", "--model", "x", "--shutdown-timeout", "-1"},
         {"logits", "--model", "x", "--dtype", "int8"}}) {
     const Outcome o = run(args);
     EXPECT_EQ(o.code, 2) << (args.empty() ? "no arguments" : args[0]);
@@ -54,7 +63,9 @@ TEST(Usage, WrongUsageIsTwo) {
 TEST(Usage, WrongUsageSaysWhat) {
   EXPECT_NE(run({"nonsense"}).err.find("no command 'nonsense'"), std::string::npos);
   const Outcome o = run({"generate", "--model", "x", "--prompt", "x", "--max-tokens", "-1"});
-  EXPECT_NE(o.err.find("--max-tokens: expected a number above 0, got -1"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("--max-tokens: expected a whole number from 1 to 1000000000000, got -1"),
+            std::string::npos)
+      << o.err;
 }
 
 TEST(Usage, FailureIsOneLineAndOne) {

@@ -85,6 +85,7 @@ TEST(CliVision, CountsThatDifferAreErrors) {
         "more <|media_pad|> than --image accounts for: 1 images");
   fault({5, 6}, {"--image", kPicture}, "<|media_pad|> for 0 of 1 images");
   fault({5, pad()}, {"--image", dir / "absent.png"}, "absent.png");
+  fault({5, pad()}, {"--image", "/dev/zero"}, "no regular file");
   const Outcome blind =
       run({"generate", "--model", test::tiny_directory(), "--prompt", "x", "--image", kPicture});
   EXPECT_EQ(blind.code, 1);

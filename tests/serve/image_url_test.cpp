@@ -47,6 +47,7 @@ TEST(ImageUrl, FilesBelowTheDirectoryAlone) {
         std::string("file:///etc/passwd"), std::string("file:deep/../../secret"),
         "file:" + std::string(5000, 'a')})
     EXPECT_NE(refusal(url, root).find("no such file"), std::string::npos) << url;
+  EXPECT_NE(refusal(std::string("file:deep/a.png\0x", 17), root).find("zero byte"), std::string::npos);
 }
 
 }  // namespace

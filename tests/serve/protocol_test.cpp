@@ -234,6 +234,7 @@ TEST(Protocol, ErrorsHaveOpenAisShape) {
   EXPECT_EQ(body["error"]["type"], "invalid_request_error");
   EXPECT_EQ(body["error"]["param"], "n");
   EXPECT_TRUE(body["error"].contains("code"));
+  EXPECT_LT(error_body(400, std::string(1 << 20, 'a'), std::string(1 << 20, 'b')).size(), 2000u);
 }
 
 }  // namespace
