@@ -191,7 +191,7 @@ TurnFormat::Tool tool_of(const Json& declared, const std::string& place) {
   if (!declared.is_object()) refuse(place, "must be an object");
   const Json* type = find(declared, "type");
   const bool wrapped = declared.contains("function");
-  if (wrapped && type && *type != "function") refuse(place + ".type", "only function is supported");
+  if (type && *type != "function") refuse(place + ".type", "only function is supported");
   const Json& function = wrapped ? declared["function"] : declared;
   const std::string where = wrapped ? place + ".function" : place;
   if (!function.is_object()) refuse(where, "must be an object");

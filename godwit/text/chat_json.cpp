@@ -231,7 +231,7 @@ std::optional<bool> thinking_flag(const Json& object, const char* key, const std
   const auto at = object.find(key);
   if (at == object.end() || at->is_null()) return std::nullopt;
   if (at->is_boolean()) return at->get<bool>();
-  const std::string type = at->is_object() ? text_at(*at, "type", where) : "";
+  const std::string type = at->is_object() && at->size() == 1 ? text_at(*at, "type", where) : "";
   check(type == "enabled" || type == "disabled",
         "{}: expected true, false or {{\"type\": \"enabled\"}} or \"disabled\"", where);
   return type == "enabled";
@@ -283,6 +283,29 @@ void read_thinking(const Json& request, ChatOptions& out) {
   out.thinking = thinking.value_or(true);
 }
 
+// {"type": "text" | "json_object" | "json_schema", "json_schema": {"schema": ...}}; as other servers have it,
+// "schema" may also stand beside the type.
+void read_response_format(const Json& request, ChatOptions& out) {
+  const auto format = request.find("response_format");
+  if (format == request.end() || format->is_null()) return;
+  check(format->is_object(), "response_format: expected an object, got {}", format->type_name());
+  const std::string type = text_at(*format, "type", "response_format");
+  check(type == "text" || type == "json_object" || type == "json_schema",
+        "response_format.type: expected text, json_object or json_schema, got '{}'", type);
+  for (const auto& [key, value] : format->items()) {
+    const bool known = key == "type" || (type != "text" && key == "schema") ||
+                       (type == "json_schema" && key == "json_schema");
+    check(known || value.is_null(), "response_format.{}: does not go with {}", key, type);
+  }
+  out.json_response = type != "text";
+  const auto named = format->find("json_schema");
+  const Json& holder = named != format->end() && named->is_object() ? *named : *format;
+  const auto schema = holder.find("schema");
+  const bool given = schema != holder.end() && !schema->is_null();
+  check(given || type != "json_schema", "response_format.json_schema.schema: missing");
+  if (given && type != "text") out.response_schema = dump(*schema, "response_format");
+}
+
 }  // namespace
 
 ChatOptions chat_options_from_json(const Json& request) {
@@ -294,19 +317,7 @@ ChatOptions chat_options_from_json(const Json& request) {
   }
   read_tool_choice(request, out);
   read_thinking(request, out);
-  const auto format = request.find("response_format");
-  if (format == request.end() || format->is_null()) return out;
-  check(format->is_object(), "response_format: expected an object, got {}", format->type_name());
-  const std::string type = text_at(*format, "type", "response_format");
-  check(type == "text" || type == "json_object" || type == "json_schema",
-        "response_format.type: expected text, json_object or json_schema, got '{}'", type);
-  out.json_response = type != "text";
-  if (type == "json_schema") {
-    const auto schema = format->find("json_schema");
-    check(schema != format->end() && schema->is_object() && schema->contains("schema"),
-          "response_format.json_schema.schema: missing");
-    out.response_schema = dump((*schema)["schema"], "response_format");
-  }
+  read_response_format(request, out);
   return out;
 }
 
