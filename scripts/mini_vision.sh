@@ -5,13 +5,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 data=runs/mini-vision-data
 if [[ ! -d $data/text ]]; then
-  "${PYTHON:-python3}" python/make_vision_data.py "$data" --count 12000 --more read=320000 digits=60000 locate=60000 --jobs "$(nproc)" \
+  "${PYTHON:-python3}" python/make_vision_data.py "$data" --count 30000 --more read=500000 digits=50000 locate=160000 order=20000 --jobs "$(nproc)" \
     --fonts "${FONTS:-/usr/share/fonts/truetype/dejavu/DejaVu*.ttf}"
   build/godwit tokenizer train "$data/text.txt" datasets/kjv.txt.zst --vocab-size 512 --out "$data/tokenizer"
   build/godwit data pack "$data/train.jsonl" --tokenizer "$data/tokenizer" --out "$data/pictures"
-  build/godwit data pack datasets/kjv.txt.zst --tokenizer "$data/tokenizer" --holdout 0.03 --out "$data/text"
+  build/godwit data pack datasets/kjv.txt.zst --tokenizer "$data/tokenizer" --holdout 0.1 --out "$data/text"
 fi
-same=(--device cuda --set "stage.0.steps=${STEPS:-2000}" --set "seed=${SEED:-1}")
+same=(--device cuda --set "stage.0.steps=${STEPS:-2600}" --set "seed=${SEED:-1}")
 build/godwit train configs/recipes/mini-vision.toml "${same[@]}" "$@"
 build/godwit train configs/recipes/mini-vision-text.toml "${same[@]}"
 build/godwit eval vision --device cuda --model runs/mini-vision/model --data "$data/test.jsonl"
