@@ -362,7 +362,8 @@ std::vector<const Trajectory*> Rollouts::waiting() const {
   for (const auto& group : groups_) {
     for (const auto& e : group->episodes) {
       const auto& segments = e->trajectory.segments;
-      if (!segments.empty() && segments.back().version == version_) out.push_back(&e->trajectory);
+      if (std::any_of(segments.begin(), segments.end(), [&](const Segment& s) { return s.is_of(version_); }))
+        out.push_back(&e->trajectory);
     }
   }
   return out;

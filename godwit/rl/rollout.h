@@ -77,7 +77,8 @@ class Rollouts {
                                            const std::function<bool(const RolloutProgress&)>& progress = {});
   bool paused() const { return paused_; }
 
-  // Those that are not finished, or wait for others of their group, with tokens of the last phase.
+  // Those that are not finished, or wait for others of their group, with tokens that the last phase's weights
+  // drew on what they themselves had read.
   std::vector<const Trajectory*> waiting() const;
 
   // What the last phase drew, drawn again with teacher forcing by the same calls of the engine in the same
