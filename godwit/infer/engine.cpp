@@ -335,10 +335,11 @@ std::vector<std::vector<Engine::Piece>> Engine::calls_of(std::vector<Piece> piec
   return calls;
 }
 
-// Drafts go where room is free: nothing is evicted for them. A recorded step needs no copy to go back to.
+// Drafts go where room is free: nothing is evicted for them. A recorded step needs no copy to go back to. In
+// other steps the state stands behind the drafts when a sequence ends, which must not be what it hands over.
 void Engine::add_drafts(Piece& piece, bool recorded) {
   Sequence& s = *piece.sequence;
-  if (!piece.draws()) return;
+  if (!piece.draws() || (!recorded && s.request->keep_state)) return;
   const int64_t left = std::min(s.request->max_tokens - s.drawn(), max_context_ - s.size()) - 1;
   std::vector<int32_t> drafts = s.lookup.draft(s.tokens, std::min(options_.draft_tokens, left));
   // A picture's place has no token of its own to be verified.

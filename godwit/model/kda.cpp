@@ -5,6 +5,7 @@
 
 #include "godwit/model/layers.h"
 #include "godwit/ops/layer_step.h"
+#include "godwit/ops/linear_each.h"
 #include "godwit/ops/ops.h"
 
 namespace godwit {
@@ -120,12 +121,15 @@ Tensor kda_layer(const ModelConfig& config, const KdaWeights& w, const Tensor& x
     return config.kda.full_rank_gate ? ops::linear(x, w.g_proj) : ops::linear(ops::linear(x, w.g_a), w.g_b);
   };
   if (places && places->on_device) {
-    ops::KdaDecodeArgs args{.q = ops::linear(x, w.q_proj),
-                            .k = ops::linear(x, w.k_proj),
-                            .v = ops::linear(x, w.v_proj),
-                            .z = ops::linear(ops::linear(x, w.f_a), w.f_b),
-                            .gate = gate_of(),
-                            .b = ops::linear(x, w.b_proj),
+    const bool full = config.kda.full_rank_gate;
+    const std::vector<Tensor> y =
+        ops::linear_each(x, {&w.q_proj, &w.k_proj, &w.v_proj, &w.f_a, &w.b_proj, full ? &w.g_proj : &w.g_a});
+    ops::KdaDecodeArgs args{.q = y[0],
+                            .k = y[1],
+                            .v = y[2],
+                            .z = ops::linear(y[3], w.f_b),
+                            .gate = full ? y[5] : ops::linear(y[5], w.g_b),
+                            .b = y[4],
                             .q_conv = w.q_conv,
                             .k_conv = w.k_conv,
                             .v_conv = w.v_conv,

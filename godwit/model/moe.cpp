@@ -4,6 +4,7 @@
 
 #include "godwit/model/layers.h"
 #include "godwit/ops/layer_step.h"
+#include "godwit/ops/linear_each.h"
 #include "godwit/ops/linear_wide.h"
 #include "godwit/ops/moe_routing.h"
 #include "godwit/ops/ops.h"
@@ -13,9 +14,8 @@ namespace godwit {
 using at::Tensor;
 
 Tensor mlp_layer(const ModelConfig& config, const MlpWeights& w, const Tensor& x) {
-  return ops::linear(
-      ops::glu(ops::linear(x, w.gate), ops::linear(x, w.up), config.glu_gate_beta(), config.glu_up_beta()),
-      w.down);
+  const std::vector<Tensor> y = ops::linear_each(x, {&w.gate, &w.up});
+  return ops::linear(ops::glu(y[0], y[1], config.glu_gate_beta(), config.glu_up_beta()), w.down);
 }
 
 Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x, RouterTrace* trace) {

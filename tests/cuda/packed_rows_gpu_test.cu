@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "godwit/kernels/cuda/sm90/packed_rows.h"
-#include "godwit/kernels/linear_int8_cuda.h"
+#include "godwit/kernels/linear_rows_cuda.h"
 #include "godwit/kernels/moe_experts_cuda.h"
 #include "tests/cuda/experts_case.cuh"
 
@@ -85,14 +85,15 @@ struct LinearCase {
     fill_int8<<<2048, 256>>>(reinterpret_cast<int8_t*>(w.get()), scale.get(), values.get(), o, i, 9);
     CUDA_OK(cudaDeviceSynchronize());
   }
-  LinearInt8Params params(uint16_t* y) const {
-    return {.rows = rows,
-            .in = in,
-            .out = out,
-            .w = reinterpret_cast<const int8_t*>(w.get()),
-            .scale = scale.get(),
-            .x = x.get(),
-            .y = y};
+  LinearRowsParams params(uint16_t* y) const {
+    LinearRowsParams p;
+    p.rows = rows, p.in = in, p.count = 1, p.out[0] = out, p.x = x.get(), p.y[0] = y;
+    p.w[0] = w.get(), p.scale[0] = scale.get(), p.int8 = true;
+    return p;
+  }
+  UnpackInt8Params unpacking(uint16_t* y) const {
+    return {
+        .in = in, .out = out, .w = reinterpret_cast<const int8_t*>(w.get()), .scale = scale.get(), .y = y};
   }
 };
 
@@ -109,15 +110,47 @@ void check_linear(int64_t rows, int64_t in, int64_t out) {
   const LinearCase c(rows, in, out);
   const Buffer<uint16_t> y(rows * out), unpacked(in * out);
   const Buffer<double> want(rows * out);
-  CUDA_OK(linear_int8(c.params(y.get())));
+  CUDA_OK(linear_rows(c.params(y.get())));
   linear_reference<<<unsigned((rows * out + 127) / 128), 128>>>(c.x.get(), c.w.get(), c.scale.get(), rows, in,
                                                                 out, want.get());
-  CUDA_OK(unpack_int8(c.params(unpacked.get())));
+  CUDA_OK(unpack_int8(c.unpacking(unpacked.get())));
   CUDA_OK(cudaDeviceSynchronize());
   const double error = relative_error(y.take(), want.take());
   std::printf("linear rows %3ld in %5ld out %5ld  %.2e\n", long(rows), long(in), long(out), error);
   expect(error < 3e-3, "linear error");  // the output's rounding
   expect(unpacked.take() == c.values.take(), "unpacked values differ");
+}
+
+// Several matrices at once, one of a width that fills no unit of eight: each as it is alone, and right.
+void check_each(bool int8) {
+  for (const int64_t rows : {1, 5, 16, 33}) {
+    std::vector<LinearCase> cases;
+    for (const int64_t out : {768, 6, 128, 40, 300}) cases.emplace_back(rows, 768, out);
+    std::vector<Buffer<uint16_t>> y, single;
+    LinearRowsParams p = cases[0].params(nullptr);
+    p.count = 5, p.int8 = int8;
+    for (int i = 0; i < 5; ++i) {
+      y.emplace_back(rows * cases[i].out), single.emplace_back(rows * cases[i].out);
+      p.out[i] = cases[i].out, p.scale[i] = cases[i].scale.get(), p.y[i] = y[i].get();
+      p.w[i] = int8 ? static_cast<const void*>(cases[i].w.get()) : cases[i].values.get();
+    }
+    CUDA_OK(linear_rows(p));
+    for (int i = 0; i < 5; ++i) {
+      const LinearCase& c = cases[i];
+      LinearRowsParams one = c.params(single[i].get());
+      one.x = p.x, one.w[0] = p.w[i], one.int8 = int8;
+      CUDA_OK(linear_rows(one));
+      const Buffer<double> want(rows * c.out);
+      linear_reference<<<unsigned((rows * c.out + 127) / 128), 128>>>(
+          cases[0].x.get(), c.w.get(), c.scale.get(), rows, 768, c.out, want.get());
+      CUDA_OK(cudaDeviceSynchronize());
+      const double error = relative_error(y[i].take(), want.take());
+      std::printf("each %s rows %2ld out %3ld  %.2e\n", int8 ? "int8" : "bf16", long(rows), long(c.out),
+                  error);
+      expect(error < 4e-3, "each error");  // bf16: the reference has the weights before their rounding
+      expect(y[i].take() == single[i].take(), "each differs from one alone");
+    }
+  }
 }
 
 // One call in a recorded graph, as decoding has it.
@@ -208,18 +241,39 @@ void time_linear(int64_t rows, int64_t in, int64_t out) {
   const Buffer<uint16_t> y(rows * out), unpacked(in * out);
   int at = 0;
   const double us = graph_us([&](cudaStream_t stream) {
-    LinearInt8Params p = cases[at++ % sets].params(y.get());
+    LinearRowsParams p = cases[at++ % sets].params(y.get());
     p.stream = stream;
-    CUDA_OK(linear_int8(p));
+    CUDA_OK(linear_rows(p));
   });
   const double unpack = graph_us([&](cudaStream_t stream) {
-    LinearInt8Params p = cases[at++ % sets].params(unpacked.get());
+    UnpackInt8Params p = cases[at++ % sets].unpacking(unpacked.get());
     p.stream = stream;
     CUDA_OK(unpack_int8(p));
   });
   std::printf("linear rows %4ld in %5ld out %6ld  %7.2f us  %.2f TB/s  %4.0f TF | unpacking %.2f us\n",
               long(rows), long(in), long(out), us, double(in * out) / us / 1e6,
               2. * double(rows) * double(in * out) / us / 1e6, unpack);
+}
+
+// What a KDA layer of mini takes from its input.
+void time_each(int64_t rows, bool int8) {
+  std::vector<LinearCase> cases;
+  for (int i = 0; i < 20; ++i) {
+    for (const int64_t out : {768, 768, 768, 768, 128, 6}) cases.emplace_back(rows, 768, out);
+  }
+  const Buffer<uint16_t> y(rows * 768);
+  int at = 0;
+  const double us = graph_us([&](cudaStream_t stream) {
+    const LinearCase* c = &cases[at++ % 20 * 6];
+    LinearRowsParams p = c->params(y.get());
+    p.count = 6, p.int8 = int8, p.stream = stream;
+    for (int i = 0; i < 6; ++i) {
+      p.out[i] = c[i].out, p.scale[i] = c[i].scale.get(), p.y[i] = y.get();
+      p.w[i] = int8 ? static_cast<const void*>(c[i].w.get()) : c[i].values.get();
+    }
+    CUDA_OK(linear_rows(p));
+  });
+  std::printf("each of six, %s rows %2ld  %.2f us\n", int8 ? "int8" : "bf16", long(rows), us);
 }
 
 void check_all_experts(bool int8) {
@@ -243,13 +297,17 @@ int main(int argc, char** argv) {
     if (what == "linear") {
       for (const int64_t rows : {1, 7, 8, 9, 16, 17, 33, 64, 65, 128}) check_linear(rows, 768, 1160);
       check_linear(3, 16, 8), check_linear(5, 2304, 40), check_linear(2, 528, 4096);
-      CUDA_OK(linear_int8({.rows = 0, .in = 64, .out = 64}));
+      check_each(true), check_each(false);
+      CUDA_OK(linear_rows({}));
     }
     if (what == "time") {
       for (const int64_t tokens : {1, 4, 32, 256, 2048, 8192})
         time_experts({tokens, 16, 896, 384, 192, {4.f, 25.f}}, "mini");
       for (const int64_t tokens : {1, 32, 128, 8192})
         time_experts({tokens, 8, 256, 2304, 1024, {0.f, 0.f}}, "kimi-linear");
+      for (const bool int8 : {false, true}) {
+        for (const int64_t rows : {1, 8, 16, 32}) time_each(rows, int8);
+      }
       for (const int64_t rows : {1, 8, 32, 64}) {
         for (const auto& [in, out] : {std::pair{768, 768}, {768, 33024}, {2304, 4096}, {2304, 163840}})
           time_linear(rows, in, out);

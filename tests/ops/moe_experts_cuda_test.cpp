@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "godwit/ops/linear_each.h"
 #include "godwit/ops/ops.h"
 #include "godwit/ops/ref/moe_experts_ref.h"
 #include "godwit/ops/ref/quantized_ref.h"
@@ -50,7 +51,7 @@ Arguments on_gpu(const Arguments& x, at::ScalarType type) {
   return y;
 }
 
-using Op = decltype(ops::moe_experts);
+using Op = decltype(ops::ref::moe_experts);
 
 // The output, then the gradients of z, weights, w1, w3, w2.
 std::vector<Tensor> run(const Arguments& x, double beta_gate, double beta_up, Op op) {
@@ -155,6 +156,16 @@ TEST_F(MoeExpertsCuda, LinearInt8) {
       const Tensor x = at::randn({rows, in}).to(at::kBFloat16);
       const Tensor got = ops::linear_int8(x.to(at::kCUDA), values.to(at::kCUDA), scale.to(at::kCUDA));
       EXPECT_TRUE(close_norm(got, at::linear(x.to(at::kDouble), w), kBf16Chain)) << rows << " rows of " << in;
+      // Beside another matrix in one call, packed and not.
+      const at::NoGradGuard no_grad;
+      const ops::Matrix packed(values.to(at::kCUDA), scale.to(at::kCUDA)),
+          plain(w.to(at::kCUDA, at::kBFloat16));
+      for (const ops::Matrix* m : {&packed, &plain}) {
+        const std::vector<Tensor> both = ops::linear_each(x.to(at::kCUDA), {m, m});
+        ASSERT_EQ(both.size(), 2u);
+        EXPECT_TRUE(bit_equal(both[0], both[1]));
+        EXPECT_TRUE(close_norm(both[0], at::linear(x.to(at::kDouble), w), kBf16Chain)) << rows << " of two";
+      }
     }
   }
 }

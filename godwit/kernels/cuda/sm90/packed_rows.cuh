@@ -1,4 +1,5 @@
-// Products of bf16 rows with packed weights of any width that is a multiple of 16 (int8) or 32 (MXFP4):
+// Products of a few bf16 rows with weights of any width that is a multiple of 16, or 32 for MXFP4:
+//   y[r, f] = sum_k x[r, k] w[f, k],          bf16
 //   y[r, f] = s_f sum_k x[r, k] w[f, k],      int8: a float a feature,
 //   y[r, f] = sum_k x[r, k] s[f, k / 32] w[f, k],   MXFP4: E2M1 codes and powers of two (io/mxfp4.h)
 // for the rows of tiles, each tile with the weights of its expert, or of one matrix. Packed bytes go from
@@ -19,7 +20,15 @@
 
 namespace godwit::kernels::cuda::sm90 {
 
-enum class Packing { kInt8, kMxfp4 };
+enum class Packing { kBf16, kInt8, kMxfp4 };
+
+// Bytes of a row of weights, and words that a thread has of a block of it.
+template <Packing kPacking>
+__host__ __device__ constexpr int64_t packed_bytes(int64_t width) {
+  return kPacking == Packing::kBf16 ? width * 2 : kPacking == Packing::kInt8 ? width : width / 2;
+}
+template <Packing kPacking>
+constexpr int kPackedWords = int(packed_bytes<kPacking>(16)) / 4;
 
 // The weights behind one 16-row tile of A: gate and up are two of them.
 struct PackedMatrix {
@@ -59,7 +68,7 @@ struct PackedForm {
 // Packed bytes of a block that a thread has: rows g and g + 8 of both tiles of A.
 template <Packing kPacking>
 struct PackedBlock {
-  uint32_t word[2][2][kPacking == Packing::kInt8 ? 4 : 2];
+  uint32_t word[2][2][kPackedWords<kPacking>];
   uint8_t scale[2][2];
 };
 
@@ -76,14 +85,7 @@ struct PackedReader {
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if constexpr (kPacking == Packing::kInt8) {
-          uint4 w = {0, 0, 0, 0};
-          if (k < width)
-            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                         : "l"(row[m][h] + k));
-          b.word[m][h][0] = w.x, b.word[m][h][1] = w.y, b.word[m][h][2] = w.z, b.word[m][h][3] = w.w;
-        } else {
+        if constexpr (kPacking == Packing::kMxfp4) {
           uint2 w = {0, 0};
           uint8_t s = 0;
           if (k < width) {
@@ -93,6 +95,17 @@ struct PackedReader {
             s = __ldg(scale[m][h] + k / 32);
           }
           b.word[m][h][0] = w.x, b.word[m][h][1] = w.y, b.scale[m][h] = s;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPackedWords<kPacking>; i += 4) {
+            uint4 w = {0, 0, 0, 0};
+            if (k < width)
+              asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                           : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                           : "l"(row[m][h] + packed_bytes<kPacking>(k) + 4 * i));
+            b.word[m][h][i] = w.x, b.word[m][h][i + 1] = w.y;
+            b.word[m][h][i + 2] = w.z, b.word[m][h][i + 3] = w.w;
+          }
         }
       }
     }
@@ -117,7 +130,9 @@ template <Packing kPacking>
 __device__ __forceinline__ void fragment(const PackedBlock<kPacking>& b, int m, int s, uint32_t (&a)[4]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if constexpr (kPacking == Packing::kInt8) {
+    if constexpr (kPacking == Packing::kBf16) {
+      a[h] = b.word[m][h][2 * s], a[2 + h] = b.word[m][h][2 * s + 1];
+    } else if constexpr (kPacking == Packing::kInt8) {
       a[h] = int8_pair(b.word[m][h][s], 0x4140), a[2 + h] = int8_pair(b.word[m][h][s], 0x4342);
     } else {
       constexpr uint32_t kMagnitude = 0x01c001c0u, kSign = 0x80008000u;
@@ -188,12 +203,12 @@ __device__ __forceinline__ void multiply_block(const PackedBlock<kPacking>& b, c
 
 // The block's sums to its rows of `out`: eight features of a row a thread.
 template <Packing kPacking, bool kPairs, class Form, int N>
-__device__ __forceinline__ void finish_rows(const PackedRowsArgs& args, const float* sums, int expert,
-                                            int begin, int rows) {
+__device__ __forceinline__ void finish_rows(const PackedRowsArgs& args, const float* sums, int group,
+                                            int expert, int begin, int rows) {
   constexpr int kFeatures = Form::kWarpsM * (kPairs ? 16 : 32), kUnits = kFeatures / 8;
   const GluConstants form(args.form);
   for (int i = threadIdx.x; i < rows * kUnits; i += 128) {
-    const int r = i / kUnits, f = i % kUnits * 8, feature = blockIdx.x * kFeatures + f;
+    const int r = i / kUnits, f = i % kUnits * 8, feature = group * kFeatures + f;
     if (feature >= args.features) continue;
     const auto value = [&](int at, const PackedMatrix& matrix, int j) {
       float sum = 0;
@@ -201,7 +216,8 @@ __device__ __forceinline__ void finish_rows(const PackedRowsArgs& args, const fl
       for (int w = 0; w < Form::kWarpsK; ++w)
         sum += sums[(w * Form::kMostRows + r) * Form::kSumStride + at + j];
       if constexpr (kPacking == Packing::kInt8)
-        sum *= static_cast<const float*>(matrix.scales)[int64_t(expert) * args.features + feature + j];
+        sum *= static_cast<const float*>(
+            matrix.scales)[int64_t(expert) * args.features + min(feature + j, args.features - 1)];
       return sum;
     };
     float y[8];
@@ -214,14 +230,19 @@ __device__ __forceinline__ void finish_rows(const PackedRowsArgs& args, const fl
         y[j] = value(f, args.first, j);
       }
     }
-    *reinterpret_cast<uint4*>(args.out + int64_t(begin + r) * args.features + feature) = {
-        pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]), pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7])};
+    __nv_bfloat16* to = args.out + int64_t(begin + r) * args.features + feature;
+    if (args.features % 8 == 0) {
+      *reinterpret_cast<uint4*>(to) = {pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]), pack_bf16(y[4], y[5]),
+                                       pack_bf16(y[6], y[7])};
+    } else {
+      for (int j = 0; j < min(8, args.features - feature); ++j) to[j] = __float2bfloat16(y[j]);
+    }
   }
 }
 
 template <Packing kPacking, bool kPairs, class Form, int N>
 __device__ __forceinline__ void packed_tile(const PackedRowsArgs& args, const int* source, uint8_t* shared,
-                                            int expert, int begin, int rows) {
+                                            int group, int expert, int begin, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int warp_k = warp % Form::kWarpsK, warp_m = warp / Form::kWarpsK;
   const int blocks = (args.width + 63) / 64, rounds = (blocks + Form::kBlocks - 1) / Form::kBlocks;
@@ -232,9 +253,9 @@ __device__ __forceinline__ void packed_tile(const PackedRowsArgs& args, const in
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const PackedMatrix& matrix = kPairs && m == 1 ? args.second : args.first;
-      const int feature = (blockIdx.x * Form::kWarpsM + warp_m) * (kPairs ? 16 : 32) + (kPairs ? 0 : m * 16);
+      const int feature = (group * Form::kWarpsM + warp_m) * (kPairs ? 16 : 32) + (kPairs ? 0 : m * 16);
       const int64_t row = int64_t(expert) * args.features + min(feature + g + h * 8, args.features - 1);
-      reader.row[m][h] = matrix.values + row * (kPacking == Packing::kInt8 ? args.width : args.width / 2);
+      reader.row[m][h] = matrix.values + row * packed_bytes<kPacking>(args.width);
       reader.scale[m][h] = static_cast<const uint8_t*>(matrix.scales) + row * (args.width / 32);
     }
   }
@@ -276,18 +297,18 @@ __device__ __forceinline__ void packed_tile(const PackedRowsArgs& args, const in
     }
   }
   __syncthreads();
-  finish_rows<kPacking, kPairs, Form, N>(args, sums, expert, begin, rows);
+  finish_rows<kPacking, kPairs, Form, N>(args, sums, group, expert, begin, rows);
 }
 
-// Grid: groups of features, tiles.
+// A group of features and a tile of rows.
 template <Packing kPacking, bool kPairs, class Form>
-__global__ void __launch_bounds__(128) packed_rows_kernel(const __grid_constant__ PackedRowsArgs args) {
+__device__ __forceinline__ void packed_block(const PackedRowsArgs& args, int group, int t) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int source[Form::kMostRows];
-  int expert = 0, begin = int(blockIdx.y) * Form::kMostRows, rows = min(Form::kMostRows, args.rows - begin);
+  int expert = 0, begin = t * Form::kMostRows, rows = min(Form::kMostRows, args.rows - begin);
   if (args.tiles != nullptr) {
-    if (int(blockIdx.y) >= args.totals[1]) return;
-    const RowTile tile = args.tiles[blockIdx.y];
+    if (t >= args.totals[1]) return;
+    const RowTile tile = args.tiles[t];
     expert = tile.expert, begin = tile.begin, rows = tile.rows;
   }
   const int r = threadIdx.x;
@@ -299,7 +320,7 @@ __global__ void __launch_bounds__(128) packed_rows_kernel(const __grid_constant_
   }
   rows = __syncthreads_count(used);
   const auto tile = [&]<int N>() {
-    packed_tile<kPacking, kPairs, Form, N>(args, source, shared, expert, begin, rows);
+    packed_tile<kPacking, kPairs, Form, N>(args, source, shared, group, expert, begin, rows);
   };
   if (rows <= 8) {
     tile.template operator()<8>();
@@ -312,6 +333,49 @@ __global__ void __launch_bounds__(128) packed_rows_kernel(const __grid_constant_
       tile.template operator()<64>();
     }
   }
+}
+
+// Grid: groups of features, tiles.
+template <Packing kPacking, bool kPairs, class Form>
+__global__ void __launch_bounds__(128) packed_rows_kernel(const __grid_constant__ PackedRowsArgs args) {
+  packed_block<kPacking, kPairs, Form>(args, blockIdx.x, blockIdx.y);
+}
+
+// Several matrices on the same rows. Blocks of the same weights run together: tiles are the faster index.
+struct PackedListArgs {
+  static constexpr int kMost = 8;
+  PackedRowsArgs base;
+  int count = 0, tiles = 0;
+  PackedMatrix matrix[kMost];
+  int features[kMost] = {};
+  __nv_bfloat16* out[kMost] = {};
+  int first[kMost] = {};  // group of features of each
+};
+template <Packing kPacking, class Form>
+__global__ void __launch_bounds__(128) packed_list_kernel(const __grid_constant__ PackedListArgs list) {
+  const int group = blockIdx.x / list.tiles;
+  int i = 0;
+  while (i + 1 < list.count && group >= list.first[i + 1]) ++i;
+  PackedRowsArgs args = list.base;
+  args.first = list.matrix[i], args.features = list.features[i], args.out = list.out[i];
+  packed_block<kPacking, false, Form>(args, group - list.first[i], blockIdx.x % list.tiles);
+}
+
+// Sets first and tiles.
+template <Packing kPacking, class Form>
+cudaError_t launch_packed_list(PackedListArgs list, cudaStream_t stream) {
+  int groups = 0;
+  for (int i = 0; i < list.count; ++i) {
+    list.first[i] = groups;
+    groups += (list.features[i] + Form::kWarpsM * 32 - 1) / (Form::kWarpsM * 32);
+  }
+  list.tiles = (list.base.rows + Form::kMostRows - 1) / Form::kMostRows;
+  const auto kernel = packed_list_kernel<kPacking, Form>;
+  const int shared = Form::shared_bytes(list.base.width);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  kernel<<<unsigned(groups * list.tiles), 128, shared, stream>>>(list);
+  return cudaGetLastError();
 }
 
 template <Packing kPacking, bool kPairs, class Form>

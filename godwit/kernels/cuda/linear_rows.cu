@@ -1,22 +1,16 @@
-// Linear layers with int8 weights: few rows through packed_rows.cuh, for many the weights as bf16 for a
-// library's product.
-#include "godwit/kernels/linear_int8_cuda.h"
+// Linear layers of few rows (packed_rows.cuh), and int8 weights as bf16 for a library's product of many.
+#include "godwit/kernels/linear_rows_cuda.h"
 
 #include "godwit/kernels/cuda/sm90/packed_rows.cuh"
 
 namespace godwit::kernels::cuda {
 namespace {
 
-// A block's four warps share a sum, or each has 32 features of its own, where they are many.
-using Shared = sm90::PackedForm<4, 2, 16>;
-using Apart = sm90::PackedForm<1, 2, 32>;
-constexpr int64_t kManyFeatures = 16384;  // 128 of them a block, a block for every multiprocessor
+using sm90::PackedForm;
+using sm90::Packing;
 
-template <class Form>
-cudaError_t launch(const sm90::PackedRowsArgs& args, cudaStream_t stream) {
-  return sm90::launch_packed_rows<sm90::Packing::kInt8, false, Form>(
-      args, (args.rows + Form::kMostRows - 1) / Form::kMostRows, stream);
-}
+// A block's four warps share a sum, or each has 32 features of its own, where they are many.
+constexpr int64_t kManyFeatures = 16384;  // 128 of them a block, a block for every multiprocessor
 
 constexpr int kUnpackThreads = 256;
 
@@ -40,24 +34,32 @@ __global__ void __launch_bounds__(kUnpackThreads)
 
 }  // namespace
 
-bool linear_int8_takes(int64_t in, int64_t out) {
-  return in > 0 && out > 0 && in % 16 == 0 && out % 8 == 0 && in < int64_t{1} << 30 && out < int64_t{1} << 30;
+bool linear_rows_takes(int64_t in, int64_t out) {
+  return in > 0 && out > 0 && in % 16 == 0 && in < int64_t{1} << 30 && out < int64_t{1} << 30;
 }
 
-int64_t linear_int8_most_rows() {
-  return 64;
+int64_t linear_rows_most(bool int8) {
+  return int8 ? 64 : 16;
 }
 
-int linear_int8(const LinearInt8Params& p) {
+int linear_rows(const LinearRowsParams& p) {
   if (p.rows == 0) return cudaSuccess;
-  sm90::PackedRowsArgs args;
-  args.first = {reinterpret_cast<const uint8_t*>(p.w), p.scale};
-  args.features = int(p.out), args.width = int(p.in), args.rows = int(p.rows);
-  args.x = static_cast<const __nv_bfloat16*>(p.x), args.out = static_cast<__nv_bfloat16*>(p.y);
-  return p.out >= kManyFeatures ? launch<Apart>(args, p.stream) : launch<Shared>(args, p.stream);
+  sm90::PackedListArgs list;
+  list.base.width = int(p.in), list.base.rows = int(p.rows), list.count = p.count;
+  list.base.x = static_cast<const __nv_bfloat16*>(p.x);
+  int64_t features = 0;
+  for (int i = 0; i < p.count; ++i) {
+    list.matrix[i] = {static_cast<const uint8_t*>(p.w[i]), p.scale[i]};
+    list.features[i] = int(p.out[i]), list.out[i] = static_cast<__nv_bfloat16*>(p.y[i]);
+    features += p.out[i];
+  }
+  if (!p.int8) return sm90::launch_packed_list<Packing::kBf16, PackedForm<4, 1, 16>>(list, p.stream);
+  return features >= kManyFeatures
+             ? sm90::launch_packed_list<Packing::kInt8, PackedForm<1, 2, 32>>(list, p.stream)
+             : sm90::launch_packed_list<Packing::kInt8, PackedForm<4, 2, 16>>(list, p.stream);
 }
 
-int unpack_int8(const LinearInt8Params& p) {
+int unpack_int8(const UnpackInt8Params& p) {
   const int64_t all = p.in / 16 * p.out;
   if (all == 0) return cudaSuccess;
   unpack_kernel<<<unsigned((all + kUnpackThreads - 1) / kUnpackThreads), kUnpackThreads, 0, p.stream>>>(
