@@ -199,9 +199,9 @@ LayerCost Costs::layer(int64_t i) const {
   const double E = T_ * d(m.experts), L = T_ * d(m.latent > 0 ? m.latent : c_.hidden);
   const double rows = T_ * d(m.experts_per_token), width = d(m.latent > 0 ? m.latent : c_.hidden);
   const double freed = experts_kept() + 2 * L * m_;  // before the router's turn
-  if (s_.fused.experts && s_.cuda)  // workspace: rows and their gradients, gate, up, product and theirs
+  if (s_.fused.experts && s_.cuda)  // workspace: rows and their gradients, those of gate and up, product
     cost.channel_work =
-        std::max(s + 2 * L * m_ + rows * (2 * width + 4 * d(m.inner)) * m_, 2 * s + E * kFp32);
+        std::max(s + 2 * L * m_ + rows * (2 * width + 3 * d(m.inner)) * m_, 2 * s + E * kFp32);
   else if (s_.fused.experts)
     cost.channel_work = std::max(s + 3 * L * m_ + (s_.bf16 ? 2 * L * kFp32 : 0), 2 * s + E * kFp32 - freed);
   else  // gradients of the results in fp32 and behind the cast, and of the last products

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "godwit/kernels/cuda/sm90/experts_launch.cuh"
+#include "godwit/kernels/cuda/sm90/packed_rows.h"
 #include "godwit/kernels/moe_experts_cuda.h"
 #include "tests/cuda/experts_case.cuh"
 
@@ -252,14 +253,24 @@ void time_packed(int64_t tokens, int64_t k, int64_t experts) {
     CUDA_OK(sm90::launch_packed_glu_product(plan, s, p.w, x, h, nullptr));
     CUDA_OK(sm90::launch_packed_out_product(plan, s, p.w, h, x, nullptr));
   });
+  // The kernels for any width (packed_rows.h) beside it.
+  sm90::ExpertPlan small;
+  small.tile_rows = sm90::packed_rows_tile(s);
+  const Buffer<uint8_t> small_space(sm90::layout_plan(s, nullptr, &small) + 256);
+  sm90::layout_plan(s, align(small_space.get()), &small);
+  CUDA_OK(sm90::launch_plan(small, p.experts, int(s.experts), nullptr));
+  const double any_width = median_ms([&] {
+    CUDA_OK(sm90::launch_packed_rows_glu(small, s, p.w, p.z, h, nullptr));
+    CUDA_OK(sm90::launch_packed_rows_out(small, s, p.w, h, x, nullptr));
+  });
   const double bytes = c.used_experts() * s.inner * s.width * 0.53125,
                flops = 6. * double(tokens * k) * s.width * s.inner;
   std::printf(
       "mxfp4 rows %6ld (%3.0f experts): glu %.3f ms %.2f TB/s | out %.3f ms %.2f TB/s | both %.4f ms %.2f "
       "TB/s "
-      "%4.0f TF | all %.3f ms\n",
+      "%4.0f TF | all %.3f ms | any width %.4f ms\n",
       long(tokens * k), c.used_experts(), glu, 2 * bytes / glu / 1e9, y, bytes / y / 1e9, both,
-      3 * bytes / both / 1e9, flops / both / 1e9, all);
+      3 * bytes / both / 1e9, flops / both / 1e9, all, any_width);
 }
 
 ExpertCase packed(const MoeShape& shape, Spread spread, int seed) {

@@ -1,6 +1,7 @@
 #include "godwit/kernels/cuda/sm90/experts_mxfp4.cuh"
 
 #include "godwit/kernels/cuda/sm90/experts_launch.cuh"
+#include "godwit/kernels/cuda/sm90/experts_mxfp4_few.cuh"
 
 namespace godwit::kernels::cuda::sm90 {
 namespace {
@@ -28,25 +29,40 @@ __global__ void __launch_bounds__(kGatherThreads)
   }
 }
 
-PackedArgs packed_args(const ExpertPlan& plan, int a_tiles, int64_t width, int64_t features, void* out) {
-  PackedArgs args;
-  args.base.tiles = plan.tiles, args.base.totals = plan.totals;
-  args.base.a_tiles = a_tiles, args.base.k_blocks = int(width / kPackedK), args.base.features = int(features);
-  args.base.out = static_cast<__nv_bfloat16*>(out);
-  return args;
+// One product: w (pairs: and a second one) by rows x.
+struct PackedCall {
+  PackedWeight w[2];
+  const void* x = nullptr;
+  void* out = nullptr;
+  GluForm form;
+};
+
+// The second product's kernel may start while the first one ends.
+template <bool kPairs, int kRows>
+cudaError_t launch_few(const PackedArgs& args, cudaStream_t stream) {
+  return launch_persistent(few_kernel<kPairs, kRows>, args, kFewThreads, FewLayout<kRows>::kShared, stream,
+                           /*each=*/2, /*overlap=*/!kPairs);
 }
 
-template <bool kPairs, bool kFew>
-cudaError_t launch_packed(const PackedArgs& args, cudaStream_t stream) {
-  using Layout = PackedLayout<kFew>;
-  return launch_persistent(packed_kernel<kPairs, kFew>, args, Layout::kThreads, Layout::kShared, stream,
-                           Layout::kPerProcessor);
-}
-// One token's tiles are three and two rounds of larger blocks, which end sooner.
 template <bool kPairs>
-cudaError_t launch_packed(const PackedArgs& args, int64_t tokens, cudaStream_t stream) {
-  return tokens > 1 && tokens <= kFewTokens ? launch_packed<kPairs, true>(args, stream)
-                                            : launch_packed<kPairs, false>(args, stream);
+cudaError_t launch_packed(const ExpertPlan& plan, int64_t tokens, const PackedCall& call,
+                          cudaStream_t stream) {
+  const bool few = tokens <= kFewTokens, fewer = tokens <= 8;
+  const int64_t features = call.w[0].rows, width = call.w[0].width;
+  const int64_t tile = (few ? 64 : kTileA) / (kPairs ? 2 : 1);
+  PackedArgs args;
+  args.base.tiles = plan.tiles, args.base.totals = plan.totals;
+  args.base.a_tiles = int((features + tile - 1) / tile), args.base.features = int(features);
+  args.base.k_blocks = int(width / (few ? kFewK : kPackedK));
+  args.base.out = static_cast<__nv_bfloat16*>(call.out);
+  args.base.form = call.form;
+  cudaError_t error = few ? row_map(&args.base.x32, plan, call.x, width, fewer ? 8 : 16)
+                          : row_maps(&args.base, plan, call.x, width);
+  for (int i = 0; i < (kPairs ? 2 : 1) && error == cudaSuccess; ++i)
+    error = few ? few_maps(&args, i, call.w[i], kPairs) : packed_maps(&args, i, call.w[i]);
+  if (error != cudaSuccess) return error;
+  if (!few) return launch_persistent(packed_kernel<kPairs>, args, kProductThreads, kPackedShared, stream);
+  return fewer ? launch_few<kPairs, 8>(args, stream) : launch_few<kPairs, 16>(args, stream);
 }
 
 }  // namespace
@@ -64,23 +80,20 @@ cudaError_t launch_gather_permuted(const ExpertPlan& plan, const void* source, i
 
 cudaError_t launch_packed_glu_product(const ExpertPlan& plan, const MoeShape& shape, const MoeWeights& w,
                                       const void* x, void* h, cudaStream_t stream) {
-  PackedArgs args = packed_args(plan, int((shape.inner + 127) / 128), shape.width, shape.inner, h);
-  args.base.form = shape.form;
-  cudaError_t error = row_maps(&args.base, plan, x, shape.width);
-  if (error == cudaSuccess)
-    error = packed_maps(&args, 0, w.w1, w.s1, shape.experts, shape.inner, shape.width);
-  if (error == cudaSuccess)
-    error = packed_maps(&args, 1, w.w3, w.s3, shape.experts, shape.inner, shape.width);
-  return error == cudaSuccess ? launch_packed<true>(args, shape.tokens, stream) : error;
+  const int64_t experts = shape.experts, rows = shape.inner, width = shape.width;
+  return launch_packed<true>(plan, shape.tokens,
+                             {.w = {{w.w1, w.s1, experts, rows, width}, {w.w3, w.s3, experts, rows, width}},
+                              .x = x,
+                              .out = h,
+                              .form = shape.form},
+                             stream);
 }
 
 cudaError_t launch_packed_out_product(const ExpertPlan& plan, const MoeShape& shape, const MoeWeights& w,
                                       const void* h, void* y, cudaStream_t stream) {
-  PackedArgs args = packed_args(plan, int((shape.width + kTileA - 1) / kTileA), shape.inner, shape.width, y);
-  cudaError_t error = row_maps(&args.base, plan, h, shape.inner);
-  if (error == cudaSuccess)
-    error = packed_maps(&args, 0, w.w2, w.s2, shape.experts, shape.width, shape.inner);
-  return error == cudaSuccess ? launch_packed<false>(args, shape.tokens, stream) : error;
+  return launch_packed<false>(
+      plan, shape.tokens,
+      {.w = {{w.w2, w.s2, shape.experts, shape.width, shape.inner}}, .x = h, .out = y, .form = {}}, stream);
 }
 
 }  // namespace godwit::kernels::cuda::sm90

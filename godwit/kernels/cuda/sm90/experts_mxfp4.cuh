@@ -21,6 +21,11 @@ __host__ __device__ constexpr int permuted_k(int p) {
   const int j = p >> 5 & 3, i = p >> 3 & 3, t = p >> 1 & 3, h = p & 1;
   return t << 5 | j << 3 | h << 2 | i;
 }
+// Its inverse.
+__host__ __device__ constexpr int position_of_k(int k) {
+  const int t = k >> 5 & 3, j = k >> 3 & 3, h = k >> 2 & 1, i = k & 3;
+  return j << 5 | i << 3 | t << 1 | h;
+}
 
 struct PackedArgs {
   ProductArgs base;       // a: codes, boxes of 64 bytes by 128 rows; k_blocks of kPackedK
@@ -29,30 +34,19 @@ struct PackedArgs {
 
 constexpr int kPackedA = kTileA * kPackedK / 2;
 constexpr int kScaleBytes = kTileA * 16;
-// Up to kFewTokens tokens no expert has more than 16 rows. Then rows take little room and accumulators few
-// registers, so two blocks share a multiprocessor: unpacking is bound by how many warps take part in it.
-constexpr int kFewTokens = 16;
-template <bool kFew>
-struct PackedLayout {
-  static constexpr int kRows = kFew ? 16 : kPackedRows;
-  static constexpr int kPanel = kRows * 128;  // 64 k
-  static constexpr int kStage = kPackedA + 2 * kPanel;
-  static constexpr int kShared =
-      kStages * kStage + 2 * kScaleBytes + 4 * kStoreBytes + sizeof(ProductBarriers);
-  // Few: a producer warp after the consumers, which need no more registers than everybody has.
-  static constexpr int kThreads = kFew ? 288 : kProductThreads, kPerProcessor = kFew ? 2 : 1;
-};
-static_assert(2 * (PackedLayout<true>::kShared + 1024) <= 233472);
+constexpr int kPackedPanel = kPackedRows * 128;  // 64 k
+constexpr int kPackedStage = kPackedA + 2 * kPackedPanel;
+constexpr int kPackedShared =
+    kStages * kPackedStage + 2 * kScaleBytes + 4 * kStoreBytes + sizeof(ProductBarriers);
 
 // With a fourth width the compiler runs out of registers and serialises wgmma.
 __device__ __forceinline__ int packed_width(int rows) {
   return rows <= 16 ? 16 : rows <= 32 ? 32 : kPackedRows;
 }
 
-template <bool kPairs, bool kFew>
+template <bool kPairs>
 __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t* scales,
                                ProductBarriers& bar) {
-  using Layout = PackedLayout<kFew>;
   const int tiles = args.base.totals[1] * args.base.a_tiles;
   int at = 0, scale_at = 0;
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -62,7 +56,7 @@ __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t*
     const int second = kPairs ? row : row + 128;
     for (int kb = 0; kb < args.base.k_blocks; ++kb, ++at) {
       const int stage = at % kStages;
-      uint8_t* a = shared + stage * Layout::kStage;
+      uint8_t* a = shared + stage * kPackedStage;
       uint64_t* full = &bar.full[stage];
       mbarrier_wait(&bar.empty[stage], (at / kStages + 1) & 1);
       const bool with_scales =
@@ -76,7 +70,7 @@ __device__ void produce_packed(const PackedArgs& args, uint8_t* shared, uint8_t*
         tensor_load(to + kScaleBytes / 2, &args.scales[kPairs], kb * 4, second, e, full);
       }
       for (int panel = 0; panel < 2; ++panel) {
-        uint8_t* x = a + kPackedA + panel * Layout::kPanel;
+        uint8_t* x = a + kPackedA + panel * kPackedPanel;
         const int k = kb * kPackedK + panel * 64;
         int r = 0;
         for (; r + 32 <= width; r += 32)
@@ -100,6 +94,11 @@ __device__ __forceinline__ void unpack(uint32_t w, uint32_t factor, uint32_t (&p
   for (int i = 0; i < 4; ++i) asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair[i]) : "r"(factor));
 }
 
+// 2^126 2^(e - 127) as a pair of bf16, which ends at e = 128: a weight of 12.
+__device__ __forceinline__ uint32_t scale_factor(uint8_t e) {
+  return (min(uint32_t(e), 128u) + 126) * 0x00800080u;
+}
+
 // A thread's codes of 16 x 128: its two rows, 32 k each, and the factors of their scales.
 struct CodeRows {
   uint32_t word[2][4];
@@ -113,8 +112,7 @@ __device__ __forceinline__ CodeRows load_codes(const uint8_t* codes, const uint8
     const int row = h == 0 ? low : high;
     const uint4 w = *reinterpret_cast<const uint4*>(codes + row * 64 + quad * 16);
     r.word[h][0] = w.x, r.word[h][1] = w.y, r.word[h][2] = w.z, r.word[h][3] = w.w;
-    // 2^126 2^(e - 127) as a pair of bf16, which ends at e = 128: a weight of 12.
-    r.factor[h] = (min(uint32_t(scales[row * 16 + quad]), 128u) + 126) * 0x00800080u;
+    r.factor[h] = scale_factor(scales[row * 16 + quad]);
   }
   return r;
 }
@@ -134,18 +132,6 @@ __device__ __forceinline__ void unpack_half(const CodeRows& r, uint32_t (&a)[4][
   }
 }
 
-// The two steps of a word.
-template <int kWord>
-__device__ __forceinline__ void unpack_word(const CodeRows& r, uint32_t (&a)[2][4]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    uint32_t pair[4];
-    unpack(r.word[h][kWord], r.factor[h], pair);
-    a[0][h] = pair[0], a[0][2 + h] = pair[1];
-    a[1][h] = pair[2], a[1][2 + h] = pair[3];
-  }
-}
-
 template <int N, int kSteps>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[kSteps][4], uint64_t x) {
   wgmma_fence();
@@ -154,7 +140,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[
   wgmma_commit();
 }
 
-template <int N, bool kPairs, bool kFew>
+template <int N, bool kPairs>
 __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uint8_t* scales, Consumer& c,
                                                int& scale_at, const Tile& tile) {
   float d[2][N / 2];
@@ -168,49 +154,27 @@ __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uin
   for (int kb = 0; kb < args.base.k_blocks; ++kb, ++c.at) {
     const int stage = c.at % kStages;
     mbarrier_wait(&c.bar->full[stage], c.at / kStages & 1);
-    const uint8_t* codes = c.shared + stage * PackedLayout<kFew>::kStage;
+    const uint8_t* codes = c.shared + stage * kPackedStage;
     const uint8_t* scale = scales + ((scale_at + kb / 4) & 1) * kScaleBytes + kb % 4 * 4;
     const uint64_t x = wgmma_descriptor(smem_address(codes + kPackedA), 1024, 0);
-    constexpr int kHalf = PackedLayout<kFew>::kPanel / 16;
-    // Two sets of fragments take turns: one is unpacked while wgmma reads the other. Where registers are few,
-    // the codes of one piece are there at a time.
-    if constexpr (kFew) {
-      uint32_t a0[2][4], a1[2][4];
-#pragma unroll
-      for (int piece = 0; piece < 2; ++piece) {
-        const CodeRows rows = load_codes(codes, scale, low + piece * kNext, high + piece * kNext, quad);
-        wgmma_wait<1>();
-        unpack_word<0>(rows, a0);
-        multiply<N>(d[piece], a0, x);
-        wgmma_wait<1>();
-        if (piece == 0 && kb > 0) release(*c.bar, (c.at - 1) % kStages);  // the last block is done with
-        unpack_word<1>(rows, a1);
-        multiply<N>(d[piece], a1, x + 4);
-        wgmma_wait<1>();
-        unpack_word<2>(rows, a0);
-        multiply<N>(d[piece], a0, x + kHalf);
-        wgmma_wait<1>();
-        unpack_word<3>(rows, a1);
-        multiply<N>(d[piece], a1, x + kHalf + 4);
-      }
-    } else {
-      uint32_t a0[4][4], a1[4][4];
-      const CodeRows first = load_codes(codes, scale, low, high, quad);
-      const CodeRows second = load_codes(codes, scale, low + kNext, high + kNext, quad);
-      wgmma_wait<1>();
-      unpack_half<0>(first, a0);
-      multiply<N>(d[0], a0, x);
-      wgmma_wait<1>();  // the last block is done with
-      if (kb > 0) release(*c.bar, (c.at - 1) % kStages);
-      unpack_half<0>(second, a1);
-      multiply<N>(d[1], a1, x);
-      wgmma_wait<1>();
-      unpack_half<2>(first, a0);
-      multiply<N>(d[0], a0, x + kHalf);
-      wgmma_wait<1>();
-      unpack_half<2>(second, a1);
-      multiply<N>(d[1], a1, x + kHalf);
-    }
+    constexpr int kHalf = kPackedPanel / 16;
+    // Two sets of fragments take turns: one is unpacked while wgmma reads the other.
+    uint32_t a0[4][4], a1[4][4];
+    const CodeRows first = load_codes(codes, scale, low, high, quad);
+    const CodeRows second = load_codes(codes, scale, low + kNext, high + kNext, quad);
+    wgmma_wait<1>();
+    unpack_half<0>(first, a0);
+    multiply<N>(d[0], a0, x);
+    wgmma_wait<1>();  // the last block is done with
+    if (kb > 0) release(*c.bar, (c.at - 1) % kStages);
+    unpack_half<0>(second, a1);
+    multiply<N>(d[1], a1, x);
+    wgmma_wait<1>();
+    unpack_half<2>(first, a0);
+    multiply<N>(d[0], a0, x + kHalf);
+    wgmma_wait<1>();
+    unpack_half<2>(second, a1);
+    multiply<N>(d[1], a1, x + kHalf);
   }
   wgmma_wait<0>();
   pin(d[0]), pin(d[1]);
@@ -219,57 +183,57 @@ __device__ __forceinline__ void consume_packed(const PackedArgs& args, const uin
   epilogue<N, kPairs ? Product::kGlu : Product::kPlain>(args.base, c, tile, d);
 }
 
-template <bool kPairs, bool kFew>
-__global__ void __launch_bounds__(PackedLayout<kFew>::kThreads, PackedLayout<kFew>::kPerProcessor)
-    packed_kernel(const __grid_constant__ PackedArgs args) {
-  using Layout = PackedLayout<kFew>;
+template <bool kPairs>
+__global__ void __launch_bounds__(kProductThreads, 1) packed_kernel(const __grid_constant__ PackedArgs args) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  uint8_t* scales = shared + kStages * Layout::kStage;
+  uint8_t* scales = shared + kStages * kPackedStage;
   uint8_t* store = scales + 2 * kScaleBytes;
   ProductBarriers& bar = *reinterpret_cast<ProductBarriers*>(store + 4 * kStoreBytes);
-  const int role = uniform(threadIdx.x / 128), group = kFew ? role : role - 1;
+  const int role = uniform(threadIdx.x / 128);
   init_barriers(bar);
-  if (group == (kFew ? 2 : -1)) {
-    if constexpr (!kFew) registers_down<24>();
-    if (threadIdx.x % 128 == 0) produce_packed<kPairs, kFew>(args, shared, scales, bar);
+  if (role == 0) {
+    registers_down<24>();
+    if (threadIdx.x == 0) produce_packed<kPairs>(args, shared, scales, bar);
   } else {
-    if constexpr (!kFew) registers_up<240>();
-    Consumer c{shared, store + group * 2 * kStoreBytes, &bar, group, 0};
+    registers_up<240>();
+    Consumer c{shared, store + (role - 1) * 2 * kStoreBytes, &bar, role - 1, 0};
     int scale_at = 0;
     const int tiles = args.base.totals[1] * args.base.a_tiles;
     for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
       const Tile tile = tile_at(args.base, t);
-      if constexpr (kFew) {
-        consume_packed<16, kPairs, true>(args, scales, c, scale_at, tile);
-      } else {
-        switch (uniform(packed_width(tile.rows.rows))) {
-#define GODWIT_WIDTH(N)                                                \
-  case N:                                                              \
-    consume_packed<N, kPairs, false>(args, scales, c, scale_at, tile); \
+      switch (uniform(packed_width(tile.rows.rows))) {
+#define GODWIT_WIDTH(N)                                         \
+  case N:                                                       \
+    consume_packed<N, kPairs>(args, scales, c, scale_at, tile); \
     break;
-          GODWIT_WIDTH(16)
-          GODWIT_WIDTH(32)
-          GODWIT_WIDTH(96)
+        GODWIT_WIDTH(16)
+        GODWIT_WIDTH(32)
+        GODWIT_WIDTH(96)
 #undef GODWIT_WIDTH
-        }
       }
     }
   }
 }
 
 // codes [experts, rows, width / 2] and scales [experts, rows, width / 32]; width a multiple of 512.
-inline cudaError_t packed_maps(PackedArgs* args, int which, const void* codes, const void* scales,
-                               int64_t experts, int64_t rows, int64_t width) {
+struct PackedWeight {
+  const void* codes = nullptr;
+  const void* scales = nullptr;
+  int64_t experts = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+};
+inline cudaError_t packed_maps(PackedArgs* args, int which, const PackedWeight& w) {
   const auto map = [&](CUtensorMap* out, const void* base, int64_t bytes, uint32_t box) {
     return make_tensor_map(out,
                            {.base = base,
-                            .size = {uint64_t(bytes), uint64_t(rows), uint64_t(experts)},
-                            .stride = {uint64_t(bytes), uint64_t(bytes * rows)},
+                            .size = {uint64_t(bytes), uint64_t(w.rows), uint64_t(w.experts)},
+                            .stride = {uint64_t(bytes), uint64_t(bytes * w.rows)},
                             .box = {box, 128, 1}},
                            BoxType::kBytes);
   };
-  const cudaError_t error = map(&args->base.a[which], codes, width / 2, kPackedK / 2);
-  return error == cudaSuccess ? map(&args->scales[which], scales, width / 32, 16) : error;
+  const cudaError_t error = map(&args->base.a[which], w.codes, w.width / 2, kPackedK / 2);
+  return error == cudaSuccess ? map(&args->scales[which], w.scales, w.width / 32, 16) : error;
 }
 
 }  // namespace godwit::kernels::cuda::sm90

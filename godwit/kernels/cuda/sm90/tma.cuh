@@ -21,8 +21,8 @@ struct TensorBox {
   uint32_t box[3] = {64, 1, 1};
 };
 
-// Packed bytes (MXFP4 codes) have no swizzle.
-enum class BoxType { kBf16Swizzled, kBytes };
+// Bytes (MXFP4 codes and scales): swizzled the same way if a row of the box has 128, or not.
+enum class BoxType { kBf16Swizzled, kBytesSwizzled, kBytes };
 
 inline cudaError_t make_tensor_map(CUtensorMap* map, const TensorBox& t,
                                    BoxType type = BoxType::kBf16Swizzled) {
@@ -45,7 +45,7 @@ inline cudaError_t make_tensor_map(CUtensorMap* map, const TensorBox& t,
   const CUresult result =
       encode(map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
              const_cast<void*>(t.base), t.size, strides, t.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             bf16 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             type == BoxType::kBytes ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
