@@ -72,37 +72,56 @@ struct PackedBlock {
   uint8_t scale[2][2];
 };
 
+// Loads under a predicate, zeros without it: a branch around them would wait for each.
+// kOnce: no other block on the multiprocessor wants them.
+template <bool kOnce>
+__device__ __forceinline__ uint4 load_sixteen(const void* from, bool wanted) {
+  uint4 v = {0, 0, 0, 0};
+  if constexpr (kOnce) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+        "@p ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(from), "r"(uint32_t(wanted)));
+  } else {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(from), "r"(uint32_t(wanted)));
+  }
+  return v;
+}
+__device__ __forceinline__ uint2 load_eight(const uint8_t* from, bool wanted) {
+  uint2 v = {0, 0};
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];\n}"
+      : "+r"(v.x), "+r"(v.y)
+      : "l"(from), "r"(uint32_t(wanted)));
+  return v;
+}
+
 template <Packing kPacking>
 struct PackedReader {
   const uint8_t* row[2][2];
   const uint8_t* scale[2][2];
   int width;
 
-  __device__ PackedBlock<kPacking> load(int block) const {
+  __device__ __forceinline__ PackedBlock<kPacking> load(int block) const {
     const int k = block * 64 + threadIdx.x % 4 * 16;
+    const bool wanted = k < width;
     PackedBlock<kPacking> b;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if constexpr (kPacking == Packing::kMxfp4) {
-          uint2 w = {0, 0};
-          uint8_t s = 0;
-          if (k < width) {
-            asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
-                         : "=r"(w.x), "=r"(w.y)
-                         : "l"(row[m][h] + k / 2));
-            s = __ldg(scale[m][h] + k / 32);
-          }
-          b.word[m][h][0] = w.x, b.word[m][h][1] = w.y, b.scale[m][h] = s;
+          const uint2 w = load_eight(row[m][h] + k / 2, wanted);
+          b.word[m][h][0] = w.x, b.word[m][h][1] = w.y;
+          b.scale[m][h] = __ldg(scale[m][h] + (wanted ? k / 32 : 0));
         } else {
 #pragma unroll
           for (int i = 0; i < kPackedWords<kPacking>; i += 4) {
-            uint4 w = {0, 0, 0, 0};
-            if (k < width)
-              asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                           : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                           : "l"(row[m][h] + packed_bytes<kPacking>(k) + 4 * i));
+            const uint4 w = load_sixteen<true>(row[m][h] + packed_bytes<kPacking>(k) + 4 * i, wanted);
             b.word[m][h][i] = w.x, b.word[m][h][i + 1] = w.y;
             b.word[m][h][i + 2] = w.z, b.word[m][h][i + 3] = w.w;
           }
@@ -154,17 +173,24 @@ template <Packing kPacking, class Form, int N>
 __device__ __forceinline__ void stage_rows(const PackedRowsArgs& args, const int* source, int first,
                                            uint8_t* panel) {
   constexpr int kUnits = Form::kBlocks * 8;  // of eight values
-#pragma unroll 4
-  for (int i = threadIdx.x; i < N * kUnits; i += 128) {
-    const int r = i / kUnits, u = i % kUnits, k = first * 64 + u * 8, from = source[r];
-    uint4 v = {0, 0, 0, 0};
-    if (from >= 0 && k < args.width)
-      v = *reinterpret_cast<const uint4*>(args.x + int64_t(from) * args.width + k);
-    if constexpr (kPacking == Packing::kMxfp4) {
-      v = {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410),
-           __byte_perm(v.y, v.w, 0x7632)};
+  constexpr int kTotal = N * kUnits, kAtOnce = kTotal >= 512 ? 4 : kTotal >= 256 ? 2 : 1;
+  for (int at = threadIdx.x; at < kTotal; at += 128 * kAtOnce) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+      const int i = at + 128 * c, k = first * 64 + i % kUnits * 8, from = source[i / kUnits];
+      const bool wanted = from >= 0 && k < args.width;
+      v[c] = load_sixteen<false>(args.x + int64_t(from) * args.width + k, wanted);
     }
-    *reinterpret_cast<uint4*>(panel + r * Form::kRowBytes + u * 16) = v;
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+      const int i = at + 128 * c;
+      if constexpr (kPacking == Packing::kMxfp4) {
+        v[c] = {__byte_perm(v[c].x, v[c].z, 0x5410), __byte_perm(v[c].x, v[c].z, 0x7632),
+                __byte_perm(v[c].y, v[c].w, 0x5410), __byte_perm(v[c].y, v[c].w, 0x7632)};
+      }
+      *reinterpret_cast<uint4*>(panel + i / kUnits * Form::kRowBytes + i % kUnits * 16) = v[c];
+    }
   }
 }
 
