@@ -145,6 +145,7 @@ Pack pack_of(const Tensor& cu_q, const Tensor& cu_k, double scale, int64_t windo
 }
 
 std::vector<Tensor> by_sequence(const Tensor& x, const int64_t* offsets, int64_t sequences) {
+  if (sequences == 1) return {x};  // the gradient of a split is a copy
   std::vector<int64_t> lengths(sequences);
   for (int64_t n = 0; n < sequences; ++n) lengths[n] = offsets[n + 1] - offsets[n];
   return at::split_with_sizes(x, lengths);
@@ -158,7 +159,7 @@ Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Pack& pa
   // The CPU's flash kernel wants one width for keys and values: zeros are appended and cut off again.
   const int64_t pad = q.is_cpu() && v.size(2) < q.size(2) ? q.size(2) - v.size(2) : 0;
   const Tensor values = pad > 0 ? at::constant_pad_nd(v, {0, pad}) : v;
-  if (even > 0) {
+  if (even > 0 && even < q.size(0)) {  // of one, a batch's stride makes cuDNN choose a slower kernel
     const auto batch = [length = even](const Tensor& x) {
       return x.view({-1, length, x.size(1), x.size(2)}).transpose(1, 2);
     };
