@@ -69,6 +69,7 @@ def cases():
         "glu, SwiGLU": (ops.glu, [rand(T, 9), rand(T, 9), 0.0, 0.0], (0, 1)),
         "attn_res_mix": (ops.attn_res_mix, [[rand(T, 12) for _ in range(3)], rand(12), rand(12), 1e-5], (0, 1, 2)),
         "moe_router": (ops.moe_router, [rand(T, 8), 0.1 * rand(8), 3, True, 1.0, 1, 1], (0,)),
+        "moe_router, no scores": (ops.moe_router, [rand(T, 8), 0.1 * rand(8), 3, True, 1.0, 1, 1, False], (0,)),
         "moe_router, groups": (ops.moe_router, [rand(T, 8), 0.1 * rand(8), 2, False, 2.0, 4, 2], (0,)),
         "moe_experts": (ops.moe_experts, [rand(T, 8), experts, rand(T, 2).abs(), rand(6, 5, 8), rand(6, 5, 8), rand(6, 8, 5), 4.0, 25.0], (0, 2, 3, 4, 5)),
         "qb_histogram": (ops.qb_histogram, [torch.rand(T, 8, generator=generator), torch.rand(T, generator=generator), -1.0, 1.0,
@@ -83,6 +84,7 @@ def cases():
                                                               rand(6, 5), signed(6, 8, 5), rand(6, 8), 4.0, 25.0], ()),
         "newton_schulz_": (ops.newton_schulz_, [rand(3, 4, 6), 5], ()),
         "muon_momentum_": (ops.muon_momentum_, [rand(3, 4, 6), rand(3, 4, 6), rand(3, 4, 6), 0.5, 0.95, True], ()),
+        "mirror_lower_": (ops.mirror_lower_, [rand(2, 8, 8), 4], ()),
         "muon_weight_": (ops.muon_weight_, [rand(3, 4, 6), rand(3, 4, 6), rand(3, 4, 6), 0.9, 0.01], ()),
     }
 
