@@ -10,6 +10,7 @@
 #include "godwit/cli/support.h"
 #include "godwit/io/checkpoint_tensor.h"
 #include "godwit/io/safetensors.h"
+#include "godwit/io/video.h"
 #include "godwit/model/checkpoint.h"
 #include "godwit/model/forward.h"
 #include "godwit/model/media.h"
@@ -50,7 +51,7 @@ MediaList load_pictures(const LogitsArgs& args, const ModelConfig& config) {
   check(config.vision.has_value(), "--image: {} has no vision tower", args.model);
   const io::ImageProcessorConfig processor = load_image_processor(args.model, config);
   for (const std::string& path : args.images)
-    media.push_back(read_picture(*config.vision, processor, read_file(path), path));
+    media.push_back(read_picture(*config.vision, processor, io::read_media_file(path), path));
   return media;
 }
 

@@ -11,6 +11,7 @@
 #include "godwit/base/file.h"
 #include "godwit/base/parallel.h"
 #include "godwit/cli/memory.h"
+#include "godwit/io/video.h"
 
 namespace godwit::cli {
 namespace {
@@ -60,7 +61,7 @@ std::shared_ptr<const MediaItem> load_picture(const LoadedModel& model, const st
   const auto size = std::filesystem::file_size(path, ec);
   check(ec || size <= kLargestPicture, "{}: the picture's file is larger than {} bytes", path,
         kLargestPicture);
-  return read_image(model, read_regular_file(path), path);
+  return read_image(model, io::read_media_file(path), path);
 }
 
 void write_out(std::string_view text) {

@@ -52,6 +52,7 @@ void read_samples(const fs::path& file, const DocumentFn& visit) {
     check(json != members.end() || members.contains("txt"), "{}: the sample has no .json and no .txt", where);
     const std::string text = json != members.end() ? json->second : caption_json(members);
     check(!text.empty(), "{}: the text is empty or not UTF-8", where);
+    io::check_nesting(text, where);
     const auto shared = std::make_shared<const Members>(std::move(members));
     members.clear();
     visit({.text = text, .chat = true, .where = where, .directory = {}, .members = shared}, consumed);

@@ -203,7 +203,7 @@ std::string picture_bytes(const Document& document, const std::string& source, c
   }
   check(source.find("://") == std::string::npos, "{}: '{}' is not fetched; give a path or a data URL", where,
         source);
-  return read_file((document.directory / source).string());
+  return io::read_media_file(document.directory / source);
 }
 
 ChatSample document_sample(const Tokenizer& tokenizer, const io::ImageProcessorConfig& processor,

@@ -9,6 +9,10 @@
 
 namespace godwit::io {
 
+// Throws Error, beginning with `where`, for JSON nested deeper than 256: reading it is harmless, but copying
+// and writing the value recurse, and a line of two million brackets would end the program.
+void check_nesting(std::string_view json, std::string_view where);
+
 class JsonlReader {
  public:
   explicit JsonlReader(fs::path path) : lines_(std::move(path)) {}

@@ -72,6 +72,15 @@ struct Kept {
 
 }  // namespace
 
+std::string read_media_file(const fs::path& path) {
+  constexpr uintmax_t kMostBytes = uintmax_t{1} << 30;
+  std::error_code error;
+  if (fs::is_regular_file(path, error))
+    check(fs::file_size(path, error) <= kMostBytes || error,
+          "{}: more than {} bytes for a picture or a video", path.string(), kMostBytes);
+  return read_regular_file(path.string());
+}
+
 std::string timestamp(double seconds) {
   const auto ms = static_cast<int64_t>(std::llround(seconds * 1000));
   return fmt::format("{:02}:{:02}:{:02}.{:03}", ms / 3'600'000, ms / 60'000 % 60, ms / 1000 % 60, ms % 1000);
@@ -89,7 +98,7 @@ std::vector<std::string> frames_of_directory(const fs::path& directory) {
   check(!files.empty(), "{}: no frames (JPEG, PNG or WebP)", directory.string());
   std::ranges::sort(files);
   std::vector<std::string> frames;
-  for (const fs::path& file : files) frames.push_back(read_file(file.string()));
+  for (const fs::path& file : files) frames.push_back(read_media_file(file));
   return frames;
 }
 

@@ -13,6 +13,10 @@ namespace godwit::io {
 
 inline constexpr int64_t kFramesTogether = 4;  // K3's temporal_merge_kernel_size: frames of one item
 
+// The bytes of a file that should hold a picture or a video: a regular one (reading cannot wait) of at most
+// 1 GiB, or an Error that names it.
+std::string read_media_file(const fs::path& path);
+
 // "hh:mm:ss.fff", K3's timestamp_mode.
 std::string timestamp(double seconds);
 

@@ -1,5 +1,6 @@
 // Pictures in packed data: from JSON lines and archives to the patches and targets of a batch.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 
@@ -223,6 +224,9 @@ TEST(MediaPack, ArchivesOfSamples) {
     put_file(dir / "x.tar", archive.substr(0, size));
     expect_error([&] { pack(dir, dir / "x.tar"); }, {"x.tar"});
   }
+  put_file(dir / "deep.tar", tar_member("a.json", "{\"content\": " + std::string(100'000, '[') +
+                                                      std::string(100'000, ']') + "}"));
+  testing::expect_error([&] { pack(dir, dir / "deep.tar"); }, {"deep.tar:a: JSON nested deeper than 256"});
 }
 
 TEST(MediaPack, FaultsNameTheLine) {
@@ -235,6 +239,11 @@ TEST(MediaPack, FaultsNameTheLine) {
         {"in.jsonl:2", "content[0]", "not a JPEG"});
   fault("{\"content\": [" + image("data:image/png;base64,A?") + "]}", {"in.jsonl:2", "not valid base64"});
   fault("{\"content\": [" + image("https://example.org/x.png") + "]}", {"in.jsonl:2", "is not fetched"});
+  ASSERT_EQ(::mkfifo((dir / "pipe.png").c_str(), 0600), 0);  // would wait for a writer
+  fault("{\"content\": [" + image("pipe.png") + "]}", {"in.jsonl:2", "pipe.png: is no regular file"});
+  put_file(dir / "huge.png", "");
+  fs::resize_file(dir / "huge.png", uintmax_t{40} << 30);  // takes no room
+  fault("{\"content\": [" + image("huge.png") + "]}", {"in.jsonl:2", "huge.png: more than 1073741824 bytes"});
   fault(R"({"content": [{"type": "sound"}]})", {"in.jsonl:2", "content[0].type", "'sound'"});
   fault(R"({"content": [{"type": "video", "video": []}]})", {"in.jsonl:2", "no frames"});
   fault(R"({"content": "text"})", {"in.jsonl:2", "expected a list of parts"});

@@ -107,5 +107,23 @@ TEST(Jsonl, ReadsValuesAndNamesTheLine) {
   }
 }
 
+TEST(Jsonl, DeepNestingIsAnErrorNotAStackOverflow) {
+  const ScratchDir dir;
+  const auto read = [&](const std::string& text) {
+    put_file(dir / "x.jsonl", text + "\n");
+    JsonlReader reader(dir / "x.jsonl");
+    nlohmann::json value;
+    reader.next(value);
+  };
+  const auto brackets = [](size_t n) { return std::string(n, '[') + std::string(n, ']'); };
+  read(brackets(256));
+  read("[\"" + std::string(300, '[') + "\\\"" + std::string(300, '{') + "\", [], [], {}]");  // text
+  expect_error([&] { read(brackets(257)); }, {"x.jsonl:1: JSON nested deeper than 256"});
+  expect_error([&] { read("{\"content\": " + brackets(2'000'000) + "}"); },
+               {"x.jsonl:1: JSON nested deeper"});
+  put_file(dir / "x.json", "{\"a\": " + brackets(2'000'000) + "}");
+  expect_error([&] { read_json(dir / "x.json"); }, {"x.json: JSON nested deeper"});
+}
+
 }  // namespace
 }  // namespace godwit::io
