@@ -31,6 +31,7 @@ Question read_question(const LoadedModel& model, const data::Document& document)
   const json line = json::parse(document.text, /*cb=*/nullptr, /*allow_exceptions=*/false);
   check(document.chat && line.is_object() && line.contains("content") && line.contains("answer"),
         "{}: expected {{\"content\": [...], \"answer\": ...}}", document.where);
+  check(!line.contains("task") || line.at("task").is_string(), "{}: task: expected text", document.where);
   const data::ChatSample sample = data::document_sample(model.tokenizer, model.images, document);
   Question q;
   q.task = line.value("task", "all");

@@ -68,7 +68,7 @@ class Writer {
   // Each few frames become vectors together, behind the time of the first.
   void video(const Json& part, const std::string& where) {
     const double fps = part.value("fps", 8.0);
-    check(fps > 0, "{}.fps: must be positive, got {}", where, fps);
+    check(fps >= 0.001 && fps <= 1000, "{}.fps: must be 0.001 to 1000, got {}", where, fps);
     const std::vector<std::string> frames = video_frames(part, fps, where);
     for (size_t first = 0; first < frames.size(); first += io::kFramesTogether) {
       const size_t count = std::min<size_t>(io::kFramesTogether, frames.size() - first);
@@ -88,6 +88,8 @@ class Writer {
     const Json& video = part.at("video");
     if (video.is_array()) {
       check(!video.empty(), "{}.video: no frames", where);
+      check(std::ssize(video) <= io::kMostFrames, "{}.video: {} frames, at most {} are taken", where,
+            video.size(), io::kMostFrames);
       std::vector<std::string> frames;
       for (const Json& frame : video) {
         check(frame.is_string(), "{}.video: expected names of pictures, got {}", where, frame.type_name());

@@ -96,6 +96,7 @@ std::vector<std::string> frames_of_directory(const fs::path& directory) {
       files.push_back(entry.path());
   }
   check(!files.empty(), "{}: no frames (JPEG, PNG or WebP)", directory.string());
+  check(std::ssize(files) <= kMostFrames, "{}: more than {} frames", directory.string(), kMostFrames);
   std::ranges::sort(files);
   std::vector<std::string> frames;
   for (const fs::path& file : files) frames.push_back(read_media_file(file));

@@ -11,6 +11,7 @@
 
 namespace godwit::io {
 
+inline constexpr int64_t kMostFrames = 4096;   // of a video
 inline constexpr int64_t kFramesTogether = 4;  // K3's temporal_merge_kernel_size: frames of one item
 
 // The bytes of a file that should hold a picture or a video: a regular one (reading cannot wait) of at most
@@ -26,7 +27,7 @@ std::vector<std::string> frames_of_directory(const fs::path& directory);
 // The frames of an animated WebP or PNG, each as a PNG of the whole canvas; of a still picture that one.
 // Errors begin with `where`; more than `most` frames is one.
 std::vector<std::string> frames_of_animation(std::string_view file, const std::string& where,
-                                             int64_t most = 4096, const ImageLimits& limits = {});
+                                             int64_t most = kMostFrames, const ImageLimits& limits = {});
 
 // MP4 or MOV, Matroska or WebM, AVI, Ogg, by the first bytes.
 bool is_video_file(std::string_view file);
@@ -38,6 +39,6 @@ bool reads_video_files();
 // begins with `where` for what cannot be decoded, for more than `most` of them, and where the build has no
 // libraries for it.
 std::vector<std::string> frames_of_video_file(std::string_view file, double fps, const std::string& where,
-                                              int64_t most = 4096, const ImageLimits& limits = {});
+                                              int64_t most = kMostFrames, const ImageLimits& limits = {});
 
 }  // namespace godwit::io

@@ -246,6 +246,9 @@ TEST(MediaPack, FaultsNameTheLine) {
   fault("{\"content\": [" + image("huge.png") + "]}", {"in.jsonl:2", "huge.png: more than 1073741824 bytes"});
   fault(R"({"content": [{"type": "sound"}]})", {"in.jsonl:2", "content[0].type", "'sound'"});
   fault(R"({"content": [{"type": "video", "video": []}]})", {"in.jsonl:2", "no frames"});
+  for (const char* fps : {"0", "-1", "1e-300", "1e300"})
+    fault(fmt::format(R"({{"content": [{{"type": "video", "video": "x.mp4", "fps": {}}}]}})", fps),
+          {"in.jsonl:2", "content[0].fps: must be 0.001 to 1000"});
   fault(R"({"content": "text"})", {"in.jsonl:2", "expected a list of parts"});
 }
 
