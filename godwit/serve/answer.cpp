@@ -1,8 +1,10 @@
 #include "godwit/serve/answer.h"
 
+#include <optional>
 #include <utility>
 
 #include "godwit/text/stream_decoder.h"
+#include "godwit/text/utf8.h"
 
 namespace godwit::serve {
 namespace {
@@ -11,6 +13,31 @@ namespace {
 int status_of(const Finish& finish) {
   return finish.reason == FinishReason::kNoRoom ? 503 : 500;
 }
+
+// Where tokens begin in the text that their bytes become, in characters. What ends in the middle of a
+// character and is not gone on with is U+FFFD.
+class TextOffsets {
+ public:
+  // Of the next token.
+  int64_t next(const std::string& bytes) {
+    const std::string text = rest_ + bytes;
+    std::optional<int64_t> begin;
+    size_t pos = 0;
+    while (pos < text.size()) {
+      const Utf8Char c = decode_utf8(text, pos);
+      if (!begin && pos + c.length > rest_.size()) begin = characters_;
+      if (c.truncated) break;
+      ++characters_;
+      pos += c.length;
+    }
+    rest_ = text.substr(pos);
+    return begin.value_or(characters_);
+  }
+
+ private:
+  int64_t characters_ = 0;  // complete
+  std::string rest_;        // of a character, at most 3 bytes
+};
 
 }  // namespace
 
@@ -24,7 +51,7 @@ struct Answer::Choice {
   StopScanner stops;
   ChatMessage message;  // content, reasoning and calls so far
   std::vector<Json> logprobs;
-  int64_t offset = 0;  // completions with logprobs: characters of the tokens so far
+  TextOffsets offsets;  // completions with logprobs
   int64_t drawn = 0;
   std::string reason;
   std::chrono::steady_clock::time_point last = {};
@@ -79,9 +106,9 @@ Json Answer::take_logprobs(Choice& choice) const {
   if (head_.chat) return {{"content", list}};
   Json tokens = Json::array(), values = Json::array(), top = Json::array(), offsets = Json::array();
   for (const Json& entry : list) {
-    offsets.push_back(choice.offset);
-    for (const Json& byte : entry["bytes"])  // a character begins with a byte that continues none
-      choice.offset += (byte.get<int>() & 0xc0) != 0x80 ? 1 : 0;
+    std::string bytes;
+    for (const Json& byte : entry["bytes"]) bytes += static_cast<char>(byte.get<int>());
+    offsets.push_back(choice.offsets.next(bytes));
     tokens.push_back(entry["token"]);
     values.push_back(entry["logprob"]);
     Json alternatives = Json::object();
@@ -100,7 +127,9 @@ void Answer::send_delta(int64_t index, Json delta, const Json& reason) {
   } else {
     choice["text"] = delta.value("content", "");
   }
-  choice["logprobs"] = delta.is_object() && delta.empty() ? Json(nullptr) : take_logprobs(*choices_[index]);
+  // The last event has those of tokens without text of their own, if there are any.
+  const bool none = !reason.is_null() && choices_[index]->logprobs.empty();
+  choice["logprobs"] = none ? Json(nullptr) : take_logprobs(*choices_[index]);
   choice["finish_reason"] = reason;
   event["choices"] = Json::array({std::move(choice)});
   send_event(event);

@@ -317,6 +317,7 @@ struct HttpServer::Impl {
   // Before the context, which ends the connections' coroutines: connections, those of them that have a
   // request, bytes of large bodies.
   std::atomic<int64_t> open = 0, answering = 0, bodies = 0;
+  uint64_t refused = 0;
   asio::io_context io{1};
   asio::thread_pool bodiless, small, large;  // lanes
   tcp::acceptor acceptor;
@@ -358,8 +359,10 @@ struct HttpServer::Impl {
                     status < 500 ? "invalid_request_error" : "server_error");
     const std::string text =
         status_line(status) +
-        fmt::format("content-type: application/json\r\n{}connection: close\r\ncontent-length: {}\r\n\r\n{}",
-                    status == 503 ? "retry-after: 1\r\n" : "", body.size(), body);
+        fmt::format(
+            "content-type: application/json\r\nx-request-id: refused-{}\r\n{}connection: close\r\n"
+            "content-length: {}\r\n\r\n{}",
+            ++refused, status == 503 ? "retry-after: 1\r\n" : "", body.size(), body);
     error_code ec;
     stream.expires_after(options.write_timeout);
     co_await asio::async_write(stream, asio::buffer(text), asio::redirect_error(kAwait, ec));
@@ -369,6 +372,22 @@ struct HttpServer::Impl {
     std::vector<char> rest(1 << 16);
     for (int i = 0; i < 64 && !ec; ++i)
       co_await stream.async_read_some(asio::buffer(rest), asio::redirect_error(kAwait, ec));
+  }
+
+  // Until a request begins. Empty lines before it are nothing (RFC 9112, 2.2). False when none comes.
+  asio::awaitable<bool> begin(Stream& stream, beast::flat_buffer& buffer, std::chrono::seconds time) {
+    stream.expires_after(time);
+    std::array<char, 4096> begun;
+    for (error_code ec; !ec;) {
+      const auto text = [&] {
+        return std::string_view(static_cast<const char*>(buffer.data().data()), buffer.size());
+      };
+      while (text().starts_with("\r\n")) buffer.consume(2);
+      if (!text().empty() && text() != "\r") co_return true;
+      const size_t n = co_await stream.async_read_some(asio::buffer(begun), asio::redirect_error(kAwait, ec));
+      buffer.commit(asio::buffer_copy(buffer.prepare(n), asio::buffer(begun, n)));
+    }
+    co_return false;
   }
 
   // Reads a body into the parser. False when there is no memory for it.
@@ -391,7 +410,8 @@ struct HttpServer::Impl {
   static std::string_view fault_of(const http::request_parser<http::string_body>& parser) {
     const auto& head = parser.get();
     if (head.version() >= 11 && head.count(http::field::host) == 0) return "the request has no Host header";
-    if (head.count(http::field::transfer_encoding) > 0 && !parser.chunked())
+    const auto coding = head.find(http::field::transfer_encoding);
+    if (coding != head.end() && !beast::iequals(coding->value(), "chunked"))
       return "no other transfer-encoding than chunked is supported";
     return {};
   }
@@ -403,13 +423,8 @@ struct HttpServer::Impl {
     parser.header_limit(static_cast<uint32_t>(options.max_header));
     const auto held = std::make_shared<HeldBytes>(bodies);
     error_code ec;
-    if (!first && buffer.size() == 0) {  // until the next request begins
-      stream.expires_after(options.idle_timeout);
-      std::array<char, 4096> begun;
-      const size_t n = co_await stream.async_read_some(asio::buffer(begun), asio::redirect_error(kAwait, ec));
-      if (ec) co_return std::nullopt;
-      buffer.commit(asio::buffer_copy(buffer.prepare(n), asio::buffer(begun, n)));
-    }
+    if (!co_await begin(stream, buffer, first ? options.read_timeout : options.idle_timeout))
+      co_return std::nullopt;
     stream.expires_never();
     bool late = false, room = true;
     {

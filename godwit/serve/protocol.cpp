@@ -17,6 +17,7 @@ constexpr size_t kMostStops = 16;
 constexpr size_t kLongestStop = 1024;  // bytes; every piece of text is looked through for it
 constexpr size_t kMostStopIds = 64;
 constexpr int64_t kMostChoices = 128;
+constexpr int64_t kMostTokens = int64_t{1} << 53;  // what a double holds: "without limit" in JavaScript
 constexpr size_t kMostTools = 1024;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& message) {
@@ -139,8 +140,8 @@ CompletionParams completion_params(const Json& request, bool chat) {
     s.seed = random_seed();
   }
   const char* limit = chat && find(request, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
-  if (find(request, limit)) p.max_tokens = integer(request, limit, 0, 1, int64_t{1} << 31);
-  p.min_tokens = integer(request, "min_tokens", 0, 0, int64_t{1} << 31);
+  if (find(request, limit)) p.max_tokens = integer(request, limit, 0, 1, kMostTokens);
+  p.min_tokens = integer(request, "min_tokens", 0, 0, kMostTokens);
   if (p.max_tokens && p.min_tokens > *p.max_tokens)
     refuse("min_tokens", fmt::format("is above {}: {}", limit, *p.max_tokens));
   p.ignore_eos = flag(request, "ignore_eos", false);
@@ -192,6 +193,7 @@ TurnFormat::Tool tool_of(const Json& declared, const std::string& place) {
   const Json* type = find(declared, "type");
   const bool wrapped = declared.contains("function");
   if (type && *type != "function") refuse(place + ".type", "only function is supported");
+  if (type && !wrapped && !declared.contains("name")) refuse(place + ".function", "is needed");
   const Json& function = wrapped ? declared["function"] : declared;
   const std::string where = wrapped ? place + ".function" : place;
   if (!function.is_object()) refuse(where, "must be an object");

@@ -114,7 +114,11 @@ const Service::Route* Service::find_route(std::string_view path) {
 }
 
 Service::Service(const LoadedModel& model, const EngineOptions& engine, ServiceOptions options)
-    : model_(model), options_(std::move(options)), engine_(model, engine), started_(now_s()) {
+    : model_(model),
+      options_(std::move(options)),
+      engine_(model, engine),
+      max_sequences_(engine.max_sequences),
+      started_(now_s()) {
   thread_ = std::thread([this] { run_engine(); });
 }
 
@@ -161,6 +165,7 @@ void Service::end_all() {
 }
 
 void Service::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  if (reply->gone()) return;  // while the request waited for a thread
   const Route* known = find_route(request.path);
   Headers headers = origin_headers(request, options_.allowed_origins);
   headers.emplace_back("x-request-id", request_id(request, started_, next_id_++));
@@ -190,17 +195,18 @@ void Service::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
 
 void Service::check_key(const HttpRequest& request) const {
   if (options_.api_key.empty()) return;
-  const auto it = request.headers.find("authorization");
-  const std::string_view given = it == request.headers.end() ? std::string_view() : it->second;
-  constexpr std::string_view kBearer = "Bearer ";
-  if (!given.starts_with(kBearer) || !equal_secrets(given.substr(kBearer.size()), options_.api_key))
+  const std::string given = header_of(request, "authorization");
+  constexpr size_t kScheme = 7;  // "Bearer ", in whatever case
+  if (lower_case(given.substr(0, kScheme)) != "bearer " ||
+      !equal_secrets(std::string_view(given).substr(kScheme), options_.api_key))
     throw ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", {}, "invalid_api_key");
 }
 
-// A place in the queue, or 429.
+// A place in the queue, or 429. Who finds a free place in the engine does not wait: so many more may come.
 std::shared_ptr<Ticket> Service::admit() {
   auto ticket = std::make_shared<Ticket>(metrics_);
-  if (metrics_.waiting > options_.max_waiting)
+  const int64_t free = std::max<int64_t>(max_sequences_ - engine_.stats().running, 0);
+  if (metrics_.waiting > options_.max_waiting + free)
     throw ApiError(429, fmt::format("{} requests are waiting already; try again later", options_.max_waiting),
                    {}, "rate_limit_exceeded");
   return ticket;

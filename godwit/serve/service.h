@@ -89,6 +89,7 @@ class Service {
   ServiceOptions options_;
   Metrics metrics_;  // before the engine, whose requests count themselves out
   Engine engine_;
+  int64_t max_sequences_ = 0;
   int64_t started_ = 0;  // seconds since the epoch
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<bool> draining_ = false;

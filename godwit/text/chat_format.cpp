@@ -211,7 +211,8 @@ void Writer::assistant(const ChatMessage& message) {
 }
 
 void Writer::tool_call(const ChatToolCall& call, size_t index) {
-  check(!call.name.empty(), "{}.tool_calls[{}]: a call without the tool's name", where(), index - 1);
+  check(!call.name.empty(), "{}.tool_calls[{}].function.name: a call without the tool's name", where(),
+        index - 1);
   open("call", {{"tool", call.name}, {"index", std::to_string(index)}});
   if (!is_blank(call.arguments)) {
     const Json arguments = Json::parse(call.arguments, /*cb=*/nullptr, /*allow_exceptions=*/false);
@@ -220,8 +221,8 @@ void Writer::tool_call(const ChatToolCall& call, size_t index) {
       text(call.arguments);
       close("json");
     } else {
-      check(arguments.is_object(), "{}.tool_calls[{}].arguments: expected a JSON object, got {}", where(),
-            index - 1, arguments.type_name());
+      check(arguments.is_object(), "{}.tool_calls[{}].function.arguments: expected a JSON object, got {}",
+            where(), index - 1, arguments.type_name());
       for (const auto& [key, value] : arguments.items()) {
         open("argument", {{"key", key}, {"type", type_of(value)}});
         text(value.is_string() ? value.get<std::string>() : json_python_style(value));

@@ -303,6 +303,30 @@ TEST(Http, APathMayComeAsAWholeAddress) {
   EXPECT_EQ(testing::request(server.port(), "GET", "/a?u=http://y/z").body, "GET /a ");
 }
 
+TEST(Http, EmptyLinesBeforeARequestAreNothing) {
+  Server server({.read_timeout = seconds(1), .idle_timeout = seconds(1)}, echo);
+  Client client(server.port());
+  for (const char* lines : {"\r\n", "\r\n\r\n", "", "\r"}) {
+    client.send(lines);
+    std::this_thread::sleep_for(milliseconds(20));
+    client.send(std::string(lines) == "\r" ? "\nGET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+                                           : "GET /a HTTP/1.1\r\nhost: x\r\n\r\n");
+    EXPECT_NE(client.receive_until("GET /a ").find("200"), std::string::npos) << lines;
+  }
+  Client idler(server.port());  // who sends nothing else is not waited for
+  std::atomic<bool> closed = false;
+  std::thread lines([&] {
+    while (!closed) {
+      idler.send("\r\n");
+      std::this_thread::sleep_for(milliseconds(100));
+    }
+  });
+  std::string received;
+  EXPECT_LE(seconds_to_close(idler, received), 8.0);
+  closed = true;
+  lines.join();
+}
+
 TEST(Http, RequestsThatArriveTogetherAreAnsweredInOrder) {
   Server server({}, echo);
   Client client(server.port());

@@ -1,6 +1,7 @@
 // What a server does for itself: queue, long prompts, stopping, pages of other origins.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "godwit/serve/prompt.h"
@@ -80,6 +81,18 @@ TEST(Limits, AFullQueueSaysSoBeforeTheBodyIsRead) {
   const Response third = request(server.port(), "POST", kCompletions, "{ no JSON");
   EXPECT_EQ(third.status, 429) << third.body;
   EXPECT_EQ(error_of(third)["code"], "rate_limit_exceeded");
+}
+
+// A burst that finds free places is no queue.
+TEST(Limits, FreePlacesAreNoQueue) {
+  Server server(random_model(), {.model_name = "tiny", .max_waiting = 1},
+                {.max_sequences = 8, .max_context = 1024});
+  std::vector<std::thread> clients;
+  std::atomic<int> answered = 0;
+  for (int i = 0; i < 8; ++i)
+    clients.emplace_back([&] { answered += post(server, endless(5)).status == 200 ? 1 : 0; });
+  for (auto& client : clients) client.join();
+  EXPECT_EQ(answered, 8);
 }
 
 TEST(Limits, LongPromptsAreRefusedWithTheirLength) {

@@ -98,6 +98,8 @@ TEST(Protocol, ParamIsThePathOfTheKey) {
       {{{"thinking", {{"type", "enabled"}, {"budget_tokens", 5}}}}, "thinking"},
       {{{"response_format", {{"type", "json_object"}, {"grammar", "x"}}}}, "response_format.grammar"},
       {{{"response_format", {{"type", "json_object"}, {"schema", {{"type", "object"}}}}}}, "accepted"},
+      {{{"tools", {{{"type", "function"}}}}}, "tools[0].function"},
+      {{{"max_tokens", 9007199254740991}}, "accepted"},
       {{{"parallel_tool_calls", "x"}}, "parallel_tool_calls"},
       {{{"thinking", 5}}, "thinking"},
       {{{"reasoning_effort", "x"}}, "reasoning_effort"},

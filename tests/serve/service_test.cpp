@@ -78,6 +78,42 @@ TEST(Service, StopIdsEndTheText) {
   EXPECT_EQ(request(server.port(), "POST", "/v1/completions", to_text(body)).status, 400);
 }
 
+// Of the tokens that made the stop string too, and where each begins in the text.
+TEST(Service, LogprobsOfAStreamAreThoseOfTheWhole) {
+  Server server(random_model());
+  int stopped = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    Json body = {{"prompt", "And"}, {"max_tokens", 30}, {"seed", seed}, {"logprobs", 1}};
+    const auto whole = [&] {
+      return Json::parse(request(server.port(), "POST", "/v1/completions", to_text(body)).body)["choices"][0];
+    };
+    const Json free = whole();
+    const auto& offsets = free["logprobs"]["text_offset"];
+    for (size_t i = 0; i + 1 < offsets.size(); ++i) EXPECT_LE(offsets[i], offsets[i + 1]);
+    const std::string text = free["text"];
+    size_t at = text.size() / 2;
+    while (at > 0 && (text[at] & 0xc0) == 0x80) --at;
+    const size_t end = text.find_first_of(" abcdefghijklmnopqrstuvwxyz", at);
+    if (at == 0 || end == text.npos) continue;
+    body["stop"] = text.substr(at, end + 1 - at);
+    if (body["stop"].get<std::string>().find("\xef\xbf\xbd") != std::string::npos) continue;
+    const Json cut = whole();
+    stopped += cut["finish_reason"] == "stop" ? 1 : 0;
+    body["stream"] = true;
+    Json tokens = Json::array(), begins = Json::array();
+    const std::string events = request(server.port(), "POST", "/v1/completions", to_text(body)).body;
+    for (size_t p = 0; (p = events.find("data: {", p)) != std::string::npos; ++p) {
+      const Json choice = Json::parse(events.substr(p + 6, events.find("\n\n", p) - p - 6))["choices"][0];
+      if (choice["logprobs"].is_null()) continue;
+      for (const Json& token : choice["logprobs"]["tokens"]) tokens.push_back(token);
+      for (const Json& begin : choice["logprobs"]["text_offset"]) begins.push_back(begin);
+    }
+    EXPECT_EQ(tokens, cut["logprobs"]["tokens"]) << seed;
+    EXPECT_EQ(begins, cut["logprobs"]["text_offset"]) << seed;
+  }
+  EXPECT_GT(stopped, 3);
+}
+
 TEST(Service, ChatWithThinkingAndLogprobs) {
   Server server(random_model());
   const std::string body =
@@ -233,6 +269,7 @@ TEST(Service, AsksForItsKey) {
   EXPECT_EQ(request(server.port(), "GET", "/v1/models").status, 401);
   EXPECT_EQ(request(server.port(), "GET", "/v1/models", "", "authorization: Bearer secreT\r\n").status, 401);
   EXPECT_EQ(request(server.port(), "GET", "/v1/models", "", "authorization: Bearer secret\r\n").status, 200);
+  EXPECT_EQ(request(server.port(), "GET", "/v1/models", "", "authorization: bearer secret\r\n").status, 200);
   EXPECT_EQ(request(server.port(), "GET", "/health").status, 200);
 }
 

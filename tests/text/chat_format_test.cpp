@@ -168,7 +168,7 @@ TEST(ChatFormat, WhatCannotBeWrittenIsAnErrorWithItsPlace) {
   expect(R"([{"role": "assistant", "tool_calls": [{"function": {}}]}])",
          "messages[0].tool_calls[0].function.name: missing");
   expect(R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}])",
-         "messages[0].tool_calls[0].arguments: expected a JSON object, got array");
+         "messages[0].tool_calls[0].function.arguments: expected a JSON object, got array");
   expect(R"([{"role": "user"}, {"role": "tool", "content": "x"}])",
          "messages[1]: a tool message needs the tool's name");
   expect(R"([{"role": "assistant", "weight": 2}])", "messages[0].weight: expected 0 or 1");
