@@ -379,6 +379,12 @@ void add_run_commands(Commands& commands) {
           "pages that may call the API from a browser, as https://example.org; *: all (default: this "
           "server's own)")
       ->type_name("ORIGIN")
+      ->check([](const std::string& text) {
+        const size_t scheme = text.find("://");
+        const bool good = text == "*" || (scheme != text.npos && scheme > 0 && scheme + 3 < text.size() &&
+                                          text.find('/', scheme + 3) == text.npos);
+        return good ? std::string() : "expected https://example.org or *, got " + text;
+      })
       ->allow_extra_args(false);
   add_drafts(serve, serve_args->draft_tokens);
   add_latents(serve, serve_args->fp8_latents);
@@ -391,6 +397,7 @@ void add_run_commands(Commands& commands) {
       ->add_option("--host-cache", serve_args->host_cache,
                    "host memory for prefixes that left the cache, as 2GB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(whole_between(0, uint64_t{1} << 50))
       ->default_str("268MB");
   serve
       ->add_option("--image-dir", serve_args->image_dir,

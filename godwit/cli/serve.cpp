@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "godwit/base/check.h"
 #include "godwit/base/log.h"
 #include "godwit/cli/commands.h"
 #include "godwit/cli/memory.h"
@@ -81,8 +82,13 @@ class SignalWaiter {
   std::thread thread_;
 };
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 // Loads the model and serves it until a signal stops it.
 void serve_model(const ServeArgs& args, SignalWaiter& waiter) {
+  check(args.max_context != 1, "--max-context 1 leaves no room for an answer");
   const ModelArgs model_args{
       .model = args.model, .dtype = args.dtype, .weights = args.weights, .device = args.device};
   const LoadedModel model = load(model_args);
@@ -106,19 +112,23 @@ void serve_model(const ServeArgs& args, SignalWaiter& waiter) {
                                                              .api_key = key ? key : "",
                                                              .max_waiting = args.max_waiting,
                                                              .image_directory = args.image_dir,
-                                                             .allowed_origins = args.allowed_origins});
+                                                             .allowed_origins = args.allowed_origins,
+                                                             .loopback = is_loopback(args.host)});
 
-  serve::HttpServer server({.host = args.host, .port = static_cast<uint16_t>(args.port)},
-                           [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
-                             service->handle(std::move(request), std::move(reply));
-                           });
+  const auto refusal = [&](const serve::HttpRequest& head) { return service->refusal(head); };
+  serve::HttpServer server(
+      {.host = args.host, .port = static_cast<uint16_t>(args.port), .check_head = refusal},
+      [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
+        service->handle(std::move(request), std::move(reply));
+      });
   waiter.guard(*service, server);
   const auto end = [&] {
     waiter.end();
     service.reset();  // before the server: answers hold on to it
   };
   try {
-    print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name, args.host, server.port());
+    print_out("{} on http://{}:{}/ (API under /v1, Ctrl-C ends)\n", name,
+              args.host.find(':') == args.host.npos ? args.host : "[" + args.host + "]", server.port());
     server.run();
   } catch (...) {
     end();

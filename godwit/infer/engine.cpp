@@ -174,7 +174,7 @@ void Engine::end_long_waits() {
     if (placed || s->drawn() > 0 || s->swapped || waited <= options_.max_wait_s) continue;
     finish(*s,
            {.reason = FinishReason::kNoRoom,
-            .error = fmt::format("no place in the cache came free in {:.0f} s; try again later", waited)});
+            .error = fmt::format("no place in the cache came free in {:.3g} s; try again later", waited)});
   }
   std::erase_if(waiting_, [](const auto& s) { return s->finished; });
 }

@@ -202,7 +202,7 @@ class Handle final : public HttpReply {
   std::atomic<bool> began_ = false;
 };
 
-HttpRequest to_request(http::request<http::string_body>&& message) {
+HttpRequest head_of(const http::request<http::string_body>& message) {
   HttpRequest out;
   out.method = std::string(message.method_string());
   const std::string target(message.target());
@@ -217,6 +217,11 @@ HttpRequest to_request(http::request<http::string_body>&& message) {
     for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     out.headers[name] = std::string(field.value());
   }
+  return out;
+}
+
+HttpRequest to_request(http::request<http::string_body>&& message) {
+  HttpRequest out = head_of(message);
   out.body = std::move(message.body());
   return out;
 }
@@ -354,15 +359,20 @@ struct HttpServer::Impl {
 
   // Writes an error and closes: for requests that never reach a handler.
   asio::awaitable<void> refuse(Stream& stream, int status, std::string_view message) {
-    const std::string body =
-        fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message,
-                    status < 500 ? "invalid_request_error" : "server_error");
-    const std::string text =
-        status_line(status) +
-        fmt::format(
-            "content-type: application/json\r\nx-request-id: refused-{}\r\n{}connection: close\r\n"
-            "content-length: {}\r\n\r\n{}",
-            ++refused, status == 503 ? "retry-after: 1\r\n" : "", body.size(), body);
+    HttpResponse response{
+        .status = status,
+        .body = fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message,
+                            status < 500 ? "invalid_request_error" : "server_error"),
+        .headers = {{"x-request-id", fmt::format("refused-{}", ++refused)}}};
+    if (status == 503) response.headers.emplace_back("retry-after", "1");
+    co_await answer_and_close(stream, response);
+  }
+
+  asio::awaitable<void> answer_and_close(Stream& stream, const HttpResponse& response) {
+    std::string text = status_line(response.status);
+    text += fmt::format("content-type: {}\r\nconnection: close\r\n", response.content_type);
+    for (const auto& [name, value] : response.headers) text += fmt::format("{}: {}\r\n", name, value);
+    text += fmt::format("content-length: {}\r\n\r\n{}", response.body.size(), response.body);
     error_code ec;
     stream.expires_after(options.write_timeout);
     co_await asio::async_write(stream, asio::buffer(text), asio::redirect_error(kAwait, ec));
@@ -416,6 +426,12 @@ struct HttpServer::Impl {
     return {};
   }
 
+  // More bytes to come than a small body has, or an unknown number.
+  bool has_large_body(const http::request_parser<http::string_body>& parser) const {
+    const auto length = parser.content_length();
+    return !parser.is_done() && (!length || *length > static_cast<uint64_t>(options.large_body));
+  }
+
   // Reads one request; none when the connection is over.
   asio::awaitable<std::optional<Incoming>> read(Stream& stream, beast::flat_buffer& buffer, bool first) {
     http::request_parser<http::string_body> parser;
@@ -436,6 +452,12 @@ struct HttpServer::Impl {
       const std::string_view fault = fault_of(parser);
       if (!fault.empty()) {
         co_await refuse(stream, 400, fault);
+        co_return std::nullopt;
+      }
+    }
+    if (!ec && options.check_head && has_large_body(parser)) {
+      if (const auto answer = options.check_head(head_of(parser.get()))) {
+        co_await answer_and_close(stream, *answer);
         co_return std::nullopt;
       }
     }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,11 @@ class HttpReply {
   virtual bool gone() = 0;
 };
 
+// Looks at a request's head before a body of more than `large_body` bytes, or of unknown length, is read.
+// What it gives is the answer, and the connection is closed. Called on the connections' thread: it must be
+// quick.
+using HeadCheck = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
+
 struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8080;  // 0: any free one
@@ -59,6 +65,7 @@ struct HttpOptions {
   std::chrono::seconds write_timeout{30};    // for a client to take anything
   std::chrono::seconds total_timeout{3600};  // from a request's arrival to the end of its answer
   int handler_threads = 2;                   // of each lane
+  HeadCheck check_head = {};
 };
 
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<HttpReply> reply)>;

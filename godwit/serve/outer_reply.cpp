@@ -10,6 +10,14 @@ bool is_allowed(const std::string& origin, const std::vector<std::string>& allow
                      [&](const std::string& one) { return one == "*" || one == origin; });
 }
 
+// A name or address of this machine alone, with or without a port.
+bool is_local(const std::string& host) {
+  const std::string name =
+      host.starts_with('[') ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));
+  return name == "localhost" || name.ends_with(".localhost") || name == "[::1]" ||
+         (name.starts_with("127.") && name.find_first_not_of("0123456789.") == name.npos);
+}
+
 }  // namespace
 
 std::string header_of(const HttpRequest& request, const std::string& name) {
@@ -17,10 +25,17 @@ std::string header_of(const HttpRequest& request, const std::string& name) {
   return it == request.headers.end() ? std::string() : it->second;
 }
 
-// Sec-Fetch-Site cannot be set by a page, and what is no browser does not send it.
-bool is_foreign(const HttpRequest& request, const std::vector<std::string>& allowed) {
-  const std::string site = header_of(request, "sec-fetch-site");
-  return (site == "cross-site" || site == "same-site") && !is_allowed(header_of(request, "origin"), allowed);
+// Sec-Fetch-Site cannot be set by a page, but is sent to addresses alone that a browser trusts. Origin comes
+// with every POST of a page.
+bool is_foreign(const HttpRequest& request, const OriginRules& rules) {
+  const std::string site = header_of(request, "sec-fetch-site"), origin = header_of(request, "origin");
+  if (is_allowed(origin, rules.allowed) || (origin.empty() && site.empty())) return false;
+  if (site == "cross-site" || site == "same-site") return true;
+  if (origin.empty()) return false;
+  const std::string host = header_of(request, "host");
+  if (rules.local_names_only && !is_local(host)) return true;
+  const size_t scheme = origin.find("://");
+  return site != "same-origin" && (scheme == origin.npos || origin.substr(scheme + 3) != host);
 }
 
 Headers origin_headers(const HttpRequest& request, const std::vector<std::string>& allowed) {

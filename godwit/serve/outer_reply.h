@@ -17,9 +17,17 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 // The value of a header, empty when it is not there. `name` in lower case.
 std::string header_of(const HttpRequest& request, const std::string& name);
 
-// Whether the browser says that the request comes from a page of another origin that is not among `allowed`
-// ("*": all). Such a page cannot read the answer, but could make the server work.
-bool is_foreign(const HttpRequest& request, const std::vector<std::string>& allowed);
+// Which pages may make the server work from a browser.
+struct OriginRules {
+  std::vector<std::string> allowed = {};  // "*": all
+  // The server is reachable from this machine alone, and nothing but that protects it: a name that is not
+  // this machine's, brought to its address (DNS rebinding), is no origin of ours.
+  bool local_names_only = false;
+};
+
+// Whether the request comes from a page of another origin that is not allowed. Such a page cannot read the
+// answer, but could have the work done. What is no browser sends no Origin.
+bool is_foreign(const HttpRequest& request, const OriginRules& rules);
 
 // Headers for the page that asks; none if its origin is not allowed.
 Headers origin_headers(const HttpRequest& request, const std::vector<std::string>& allowed);

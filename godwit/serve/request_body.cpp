@@ -246,21 +246,70 @@ void check_keys(const Json& request, Call call) {
   }
 }
 
+namespace {
+
+void check_object(const Json& object, const std::string& where, std::initializer_list<const char*> keys) {
+  if (!object.is_object()) return;  // said by whoever reads it
+  for (const auto& [key, value] : object.items()) {
+    if (!is_one_of(key, keys)) refuse_unknown(key, where + ".");
+  }
+}
+
+// The parts of a content. `cache_control` is a word of other servers for what the prefix cache does unasked.
+void check_parts(const Json& content, const std::string& where) {
+  if (!content.is_array()) return;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const std::string at = fmt::format("{}[{}]", where, i);
+    const bool text = content[i].is_object() && content[i].value("type", Json()) == "text";
+    check_object(content[i], at, {"type", text ? "text" : "image_url", "cache_control"});
+    if (!text && content[i].is_object() && content[i].contains("image_url"))
+      check_object(content[i]["image_url"], at + ".image_url", {"url", "detail"});
+  }
+}
+
+// A key that a message has, though not one of its role.
+bool fits_role(const std::string& key, const Json& role) {
+  if (is_one_of(key, {"tool_calls", "reasoning_content", "reasoning"})) return role == "assistant";
+  if (is_one_of(key, {"tool_call_id", "tool"})) return role == "tool";
+  if (key == "tools") return role == "system" || role == "developer";
+  return true;
+}
+
+void check_message(const Json& message, const std::string& where) {
+  const Json role = message.value("role", Json());
+  for (const auto& [name, value] : message.items()) {
+    const std::string& key = name;
+    const std::string at = where + "." + key;
+    const bool empty = value.is_null() || ((value.is_array() || value.is_string()) && value.empty());
+    if (is_one_of(key, {"role", "content", "name", "tool", "tools", "tool_calls", "tool_call_id",
+                        "reasoning_content", "reasoning", "weight"})) {
+      if (!empty && !fits_role(key, role))
+        throw ApiError(400, fmt::format("{}: does not go with this role", at), at);
+      continue;
+    }
+    // What the openai client adds to an answer that goes back as a message.
+    if (!is_one_of(key, {"refusal", "annotations", "audio", "function_call"}))
+      refuse_unknown(key, where + ".");
+    if (!empty) throw ApiError(400, fmt::format("{}: not supported", at), at);
+  }
+  if (message.contains("content")) check_parts(message["content"], where + ".content");
+  const auto calls = message.find("tool_calls");
+  if (calls == message.end() || !calls->is_array()) return;
+  for (size_t i = 0; i < calls->size(); ++i) {
+    const std::string at = fmt::format("{}.tool_calls[{}]", where, i);
+    const Json& call = (*calls)[i];
+    check_object(call, at, {"id", "type", "index", "function", "name", "arguments"});
+    if (call.is_object() && call.contains("function"))
+      check_object(call["function"], at + ".function", {"name", "arguments"});
+  }
+}
+
+}  // namespace
+
 void check_message_keys(const Json& messages) {
   if (!messages.is_array()) return;
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (!messages[i].is_object()) continue;
-    for (const auto& [name, value] : messages[i].items()) {
-      const std::string& key = name;
-      const std::string where = fmt::format("messages[{}].", i);
-      if (is_one_of(key, {"role", "content", "name", "tool", "tools", "tool_calls", "tool_call_id",
-                          "reasoning_content", "reasoning", "weight"}))
-        continue;
-      // What the openai client adds to an answer that goes back as a message.
-      if (!is_one_of(key, {"refusal", "annotations", "audio", "function_call"})) refuse_unknown(key, where);
-      if (!value.is_null() && !(value.is_array() && value.empty()))
-        throw ApiError(400, fmt::format("{}{}: not supported", where, key), where + key);
-    }
+    if (messages[i].is_object()) check_message(messages[i], fmt::format("messages[{}]", i));
   }
 }
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "godwit/base/log.h"
-#include "godwit/serve/outer_reply.h"
 #include "godwit/serve/page.h"
 #include "godwit/text/utf8.h"
 
@@ -164,33 +163,54 @@ void Service::end_all() {
   wake();
 }
 
+HttpResponse Service::error_response(const HttpRequest& request, const ApiError& error) const {
+  const int status = error.status();
+  HttpResponse response{
+      .status = status,
+      .body = error_body(status, replace_invalid_utf8(error.what()), error.param(), error.code())};
+  if (status == 429 || status == 503) response.headers = {{"retry-after", "1"}};
+  if (status == 401) response.headers = {{"www-authenticate", "Bearer"}};
+  if (status == 405)
+    response.headers = {{"allow", std::string(methods_of(find_route(request.path)->method))}};
+  return response;
+}
+
+Headers Service::common_headers(const HttpRequest& request) {
+  Headers headers = origin_headers(request, options_.allowed_origins);
+  headers.emplace_back("x-request-id", request_id(request, started_, next_id_++));
+  return headers;
+}
+
+std::optional<HttpResponse> Service::refusal(const HttpRequest& head) {
+  try {
+    const Route* found = check_head(head);
+    if (!found || !found->queues || !queue_is_full()) return std::nullopt;
+    admit();  // tells how full
+    return std::nullopt;
+  } catch (const ApiError& e) {
+    HttpResponse response = error_response(head, e);
+    const Headers more = common_headers(head);
+    response.headers.insert(response.headers.end(), more.begin(), more.end());
+    const Route* known = find_route(head.path);
+    metrics_.answers.add(std::string(known ? known->path : "other"), response.status);
+    return response;
+  }
+}
+
 void Service::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   if (reply->gone()) return;  // while the request waited for a thread
   const Route* known = find_route(request.path);
-  Headers headers = origin_headers(request, options_.allowed_origins);
-  headers.emplace_back("x-request-id", request_id(request, started_, next_id_++));
-  reply = std::make_shared<OuterReply>(std::move(reply), std::move(headers),
+  reply = std::make_shared<OuterReply>(std::move(reply), common_headers(request),
                                        std::string(known ? known->path : "other"), metrics_);
-  int status = 500;
-  std::string message = "an internal fault", param, code;
   try {
-    return route(request, reply);
+    route(request, reply);
   } catch (const ClientGone&) {
-    return;
   } catch (const ApiError& e) {
-    status = e.status();
-    message = e.what();
-    param = e.param();
-    code = e.code();
+    reply->send(error_response(request, e));
   } catch (const std::exception& e) {
     log_warn("serve: {} {}: {}", request.method, request.path, e.what());
+    reply->send(error_response(request, ApiError(500, "an internal fault")));
   }
-  HttpResponse response{.status = status,
-                        .body = error_body(status, replace_invalid_utf8(message), param, code)};
-  if (status == 429 || status == 503) response.headers = {{"retry-after", "1"}};
-  if (status == 401) response.headers = {{"www-authenticate", "Bearer"}};
-  if (status == 405) response.headers = {{"allow", std::string(methods_of(known->method))}};
-  reply->send(std::move(response));
 }
 
 void Service::check_key(const HttpRequest& request) const {
@@ -202,24 +222,26 @@ void Service::check_key(const HttpRequest& request) const {
     throw ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", {}, "invalid_api_key");
 }
 
-// A place in the queue, or 429. Who finds a free place in the engine does not wait: so many more may come.
-std::shared_ptr<Ticket> Service::admit() {
-  auto ticket = std::make_shared<Ticket>(metrics_);
+// Who finds a free place in the engine does not wait: so many more may come.
+bool Service::queue_is_full() const {
   const int64_t free = std::max<int64_t>(max_sequences_ - engine_.stats().running, 0);
-  if (metrics_.waiting > options_.max_waiting + free)
-    throw ApiError(429, fmt::format("{} requests are waiting already; try again later", options_.max_waiting),
-                   {}, "rate_limit_exceeded");
-  return ticket;
+  return metrics_.waiting >= options_.max_waiting + free;
 }
 
-void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+// A place in the queue, or 429.
+std::shared_ptr<Ticket> Service::admit() {
+  const std::lock_guard lock(admission_);
+  if (queue_is_full())
+    throw ApiError(429, fmt::format("{} requests are waiting already; try again later", options_.max_waiting),
+                   {}, "rate_limit_exceeded");
+  return std::make_shared<Ticket>(metrics_);
+}
+
+// Refuses what can be refused without the body. None: the request asks what may be asked here.
+const Service::Route* Service::check_head(const HttpRequest& request) const {
   const Route* found = find_route(request.path);
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
-  if (method == "OPTIONS" && (found || request.path == "*")) {
-    Headers headers = preflight_headers(request, options_.allowed_origins);
-    headers.emplace_back("allow", methods_of(found ? found->method : "GET"));
-    return reply->send({.status = 204, .content_type = "", .headers = std::move(headers)});
-  }
+  if (method == "OPTIONS" && (found || request.path == "*")) return nullptr;
   if (!found || !found->open_to_all) check_key(request);
   if (!found) {
     const std::string below = "/v1" + request.path;
@@ -230,16 +252,27 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>
     throw ApiError(405, fmt::format("{} is not for {}", replace_invalid_utf8(request.path),
                                     replace_invalid_utf8(request.method)));
   }
-  Exchange x{.request = request, .reply = reply, .pictures = std::make_shared<PictureHold>(metrics_)};
   if (method == "POST") {
     check_media_type(request);
-    if (is_foreign(request, options_.allowed_origins))
+    const OriginRules rules{.allowed = options_.allowed_origins,
+                            .local_names_only = options_.loopback && options_.api_key.empty()};
+    if (is_foreign(request, rules))
       throw ApiError(403, "the page that asks is not of this server; --allow-origin lets it");
   }
-  if (found->queues) {
-    if (draining_) throw ApiError(503, "the server is stopping");
-    x.ticket = admit();
+  if (found->queues && draining_) throw ApiError(503, "the server is stopping");
+  return found;
+}
+
+void Service::route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  const Route* found = check_head(request);
+  if (!found) {
+    Headers headers = preflight_headers(request, options_.allowed_origins);
+    const Route* asked = find_route(request.path);
+    headers.emplace_back("allow", methods_of(asked ? asked->method : "GET"));
+    return reply->send({.status = 204, .content_type = "", .headers = std::move(headers)});
   }
+  Exchange x{.request = request, .reply = reply, .pictures = std::make_shared<PictureHold>(metrics_)};
+  if (found->queues) x.ticket = admit();
   (this->*found->run)(x);
 }
 

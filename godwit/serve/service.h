@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "godwit/infer/engine.h"
 #include "godwit/serve/http.h"
 #include "godwit/serve/metrics.h"
+#include "godwit/serve/outer_reply.h"
 #include "godwit/serve/protocol.h"
 #include "godwit/serve/ticket.h"
 #include "godwit/text/token_filter.h"
@@ -29,7 +31,8 @@ struct ServiceOptions {
   std::string api_key = {};                       // empty: none is asked for
   int64_t max_waiting = 256;                      // requests in the queue, beyond which new ones get 429
   std::string image_directory = {};               // whose files image_url may name ("file:..."); empty: none
-  std::vector<std::string> allowed_origins = {};  // of pages that may read answers; "*": all
+  std::vector<std::string> allowed_origins = {};  // of pages that may ask and read answers; "*": all
+  bool loopback = false;                          // reachable from this machine alone
 };
 
 class Service {
@@ -41,6 +44,8 @@ class Service {
 
   // An HttpHandler; may be called from several threads.
   void handle(HttpRequest request, std::shared_ptr<HttpReply> reply);
+  // A HeadCheck: what can be refused without the body.
+  std::optional<HttpResponse> refusal(const HttpRequest& head);
 
   // From here on new requests get 503, and /health says so. Those that are there go on.
   void drain() { draining_ = true; }
@@ -62,7 +67,11 @@ class Service {
   struct Route;
   static const Route* find_route(std::string_view path);
 
+  const Route* check_head(const HttpRequest& request) const;
+  bool queue_is_full() const;
   void route(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  HttpResponse error_response(const HttpRequest& request, const ApiError& error) const;
+  Headers common_headers(const HttpRequest& request);
   void page(const Exchange& x);
   void health(const Exchange& x);
   void metrics(const Exchange& x);
@@ -93,6 +102,7 @@ class Service {
   int64_t started_ = 0;  // seconds since the epoch
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<bool> draining_ = false;
+  std::mutex admission_;  // one request at a time takes its place in the queue
   std::once_flag trie_made_;
   std::shared_ptr<const TokenTrie> trie_;
   std::mutex mutex_;  // of what follows

@@ -1,8 +1,10 @@
 #include "godwit/text/chat_json.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -171,6 +173,11 @@ std::vector<ChatMessage> messages_from_json(const Json& messages) {
 
 namespace {
 
+void check_only(const Json& object, const std::string& where, std::initializer_list<std::string_view> keys) {
+  for (const auto& [key, value] : object.items())
+    check(std::find(keys.begin(), keys.end(), key) != keys.end(), "{}.{}: there is no such key", where, key);
+}
+
 // The name in {"type": "function", "function": {"name": ...}}.
 std::string chosen_function(const Json& choice, const std::string& where) {
   check(choice.is_object(), "{}: expected an object, got {}", where, choice.type_name());
@@ -178,6 +185,8 @@ std::string chosen_function(const Json& choice, const std::string& where) {
   check(type == "function", "{}.type: expected function, got '{}'", where, type);
   const Json& function = choice.contains("function") ? choice["function"] : choice;
   check(function.is_object(), "{}.function: expected an object, got {}", where, function.type_name());
+  check_only(choice, where, {"type", "function", "name"});
+  if (&function != &choice) check_only(function, where + ".function", {"name"});
   std::string name = text_at(function, "name", where + ".function");
   check(!name.empty(), "{}.function.name: missing", where);
   return name;
@@ -188,6 +197,8 @@ void read_allowed_tools(const Json& choice, ChatOptions& out) {
   const std::string where = "tool_choice.allowed_tools";
   const auto allowed = choice.find("allowed_tools");
   check(allowed != choice.end() && allowed->is_object(), "{}: expected an object", where);
+  check_only(choice, "tool_choice", {"type", "allowed_tools"});
+  check_only(*allowed, where, {"mode", "tools"});
   const std::string mode = text_at(*allowed, "mode", where);
   check(mode == "auto" || mode == "required", "{}.mode: expected auto or required, got '{}'", where, mode);
   const auto tools = allowed->find("tools");
@@ -250,7 +261,9 @@ void read_thinking(const Json& request, ChatOptions& out) {
     for (const auto& [key, value] : kwargs->items()) {
       const std::string at = where + "." + key;
       if (key == "thinking" || key == "enable_thinking") {
-        thinking = thinking_flag(*kwargs, key.c_str(), at);
+        const auto here = thinking_flag(*kwargs, key.c_str(), at);
+        check(!thinking || !here || thinking == here, "{}: goes against another word about thinking", at);
+        if (here) thinking = here;
       } else if (key == "thinking_effort") {
         out.thinking_effort = text_at(*kwargs, "thinking_effort", where);
       } else if (key == "reasoning_effort") {
@@ -279,6 +292,7 @@ void read_thinking(const Json& request, ChatOptions& out) {
     check(!thinking.value_or(false), "reasoning_effort: none goes against thinking: true");
     thinking = false;
   }
+  check(thinking.value_or(true) || !nearest, "reasoning_effort: does not go without thinking");
   if (own.empty() && nearest) out.thinking_effort = nearest;
   out.thinking = thinking.value_or(true);
 }
@@ -299,6 +313,14 @@ void read_response_format(const Json& request, ChatOptions& out) {
   }
   out.json_response = type != "text";
   const auto named = format->find("json_schema");
+  if (named != format->end() && named->is_object()) {
+    const std::string where = "response_format.json_schema";
+    check_only(*named, where, {"name", "description", "schema", "strict"});
+    for (const char* key : {"name", "description"}) text_at(*named, key, where);  // or an error
+    const auto strict = named->find("strict");
+    check(strict == named->end() || strict->is_null() || strict->is_boolean(),
+          "{}.strict: expected true or false", where);
+  }
   const Json& holder = named != format->end() && named->is_object() ? *named : *format;
   const auto schema = holder.find("schema");
   const bool given = schema != holder.end() && !schema->is_null();

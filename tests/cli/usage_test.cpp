@@ -51,6 +51,8 @@ TEST(Usage, WrongUsageIsTwo) {
         {"serve", "--model", "x", "--max-sequences", "99999999999999999999"},
         {"serve", "--model", "x", "--max-waiting", "1.5"},
         {"serve", "--model", "x", "--port", "65536"},
+        {"serve", "--model", "x", "--host-cache", "-1"},
+        {"serve", "--model", "x", "--allow-origin", "foo"},
         {"serve", "--model", "x", "--shutdown-timeout", "-1"},
         {"logits", "--model", "x", "--dtype", "int8"}}) {
     const Outcome o = run(args);

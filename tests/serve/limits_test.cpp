@@ -83,6 +83,28 @@ TEST(Limits, AFullQueueSaysSoBeforeTheBodyIsRead) {
   EXPECT_EQ(error_of(third)["code"], "rate_limit_exceeded");
 }
 
+// What the head alone tells is said before the body comes.
+TEST(Limits, WhatTheHeadTellsIsSaidAtOnce) {
+  Server server(random_model(), {.model_name = "tiny", .api_key = "secret", .max_waiting = 1},
+                {.max_sequences = 1, .max_context = 1024});
+  const auto answer = [&](const std::string& path, const std::string& headers) {
+    Client client(server.port());
+    client.send("POST " + path + " HTTP/1.1\r\nhost: x\r\n" + headers +
+                "content-length: 30000000\r\n\r\nabc");
+    return client.receive_all();  // the rest never comes
+  };
+  const std::string key = "authorization: Bearer secret\r\n";
+  EXPECT_TRUE(answer(kCompletions, "").starts_with("HTTP/1.1 401"));
+  EXPECT_TRUE(answer("/nothing", key).starts_with("HTTP/1.1 404"));
+  EXPECT_TRUE(answer("/health", key).starts_with("HTTP/1.1 405"));
+  EXPECT_TRUE(answer(kCompletions, key + "content-type: image/png\r\n").starts_with("HTTP/1.1 415"));
+  EXPECT_TRUE(answer(kCompletions, key + "origin: http://evil.example\r\n").starts_with("HTTP/1.1 403"));
+  server.service().drain();
+  const std::string stopping = answer(kCompletions, key);
+  EXPECT_TRUE(stopping.starts_with("HTTP/1.1 503"));
+  EXPECT_NE(stopping.find("x-request-id: "), std::string::npos);
+}
+
 // A burst that finds free places is no queue.
 TEST(Limits, FreePlacesAreNoQueue) {
   Server server(random_model(), {.model_name = "tiny", .max_waiting = 1},
@@ -177,6 +199,21 @@ TEST(Limits, PagesOfOtherOriginsNeedLeave) {
   Server closed(random_model());
   EXPECT_EQ(ask(closed).status, 403);
   EXPECT_EQ(ask(closed).head.find("access-control"), std::string::npos);
+  const auto from = [&](const Server& server, const std::string& host, const std::string& origin) {
+    Client client(server.port());
+    client.send("POST /v1/completions HTTP/1.1\r\nhost: " + host + "\r\norigin: " + origin +
+                "\r\nconnection: close\r\ncontent-length: " + std::to_string(body.size()) + "\r\n\r\n" +
+                body);
+    return std::atoi(client.receive_all().c_str() + 9);
+  };
+  EXPECT_EQ(from(closed, "a.example:8080", "http://a.example:8080"), 200);
+  EXPECT_EQ(from(closed, "a.example:8080", "http://b.example:8080"), 403);
+  EXPECT_EQ(from(closed, "a.example:8080", "null"), 403);
+  Server local(random_model(), {.model_name = "tiny", .loopback = true});
+  EXPECT_EQ(from(local, "localhost:8080", "http://localhost:8080"), 200);
+  EXPECT_EQ(from(local, "[::1]:8080", "http://[::1]:8080"), 200);
+  EXPECT_EQ(from(local, "evil.example:8080", "http://evil.example:8080"), 403);  // DNS rebinding
+  EXPECT_EQ(from(local, "127.evil.example", "http://127.evil.example"), 403);
   Server open(random_model(), {.model_name = "tiny", .allowed_origins = {"https://a.example"}});
   const Response answer = ask(open);
   EXPECT_EQ(answer.status, 200) << answer.body;
