@@ -35,7 +35,11 @@ std::vector<int32_t> encode_prompt(const LoadedModel& model, std::string_view te
     check(used < media.size(), "--prompt has more places for images than there are: {}", media.size());
     picture(*media[used++]);
   }
-  if (media.empty()) model.tokenizer.encode_append(text, ids);
+  if (media.empty()) {
+    check(!model.config.vision || text.find(kImagePlaceholder) == std::string::npos,
+          "--prompt has places for images and there are none");
+    model.tokenizer.encode_append(text, ids);
+  }
   check(used == media.size(), "--prompt has places for {} of {} images", used, media.size());
   return ids;
 }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -246,6 +248,20 @@ void print_data(const json& found) {
             found["train"]["tokenizer"].get<std::string>());
 }
 
+bool names_picture(const fs::path& path) {
+  constexpr std::array kExtensions = {".png", ".jpg", ".jpeg", ".webp"};
+  return std::ranges::find(kExtensions, path.extension()) != kExtensions.end();
+}
+
+bool begins_as_picture(const fs::path& path) {
+  if (!fs::is_regular_file(path)) return false;
+  std::ifstream file(path, std::ios::binary);
+  std::string head(12, '\0');
+  file.read(head.data(), 12);
+  return head.starts_with("\xFF\xD8\xFF") || head.starts_with("\x89PNG") ||
+         (head.starts_with("RIFF") && head.ends_with("WEBP"));
+}
+
 json inspect(const fs::path& path) {
   check(fs::exists(path), "{}: no such file or directory", path.string());
   if (fs::is_directory(path)) {
@@ -257,9 +273,7 @@ json inspect(const fs::path& path) {
     return inspect_model(path);
   }
   if (path.extension() == ".safetensors") return inspect_file(path);
-  for (const char* extension : {".png", ".jpg", ".jpeg", ".webp"}) {
-    if (path.extension() == extension) return inspect_image(path);
-  }
+  if (names_picture(path) || begins_as_picture(path)) return inspect_image(path);
   fail("{}: expected a directory, a .safetensors file or a picture (.png, .jpg, .webp)", path.string());
 }
 

@@ -28,11 +28,18 @@ bool is_tar(const fs::path& file) {
 // One sample of an archive: its members by extension ("png", "0.png").
 using Members = std::map<std::string, std::string>;
 
-// KEY.txt with the pictures beside it, in the order of their extensions, as an object of JSON.
+bool is_picture_name(const std::string& extension) {
+  std::string last = extension.substr(extension.rfind('.') + 1);
+  std::ranges::transform(last, last.begin(), [](unsigned char c) { return std::tolower(c); });
+  return last == "png" || last == "jpg" || last == "jpeg" || last == "webp";
+}
+
+// KEY.txt with the pictures beside it, in the order of their extensions, as an object of JSON. Other members,
+// as a class in KEY.cls, are no part of it.
 std::string caption_json(const Members& members) {
   nlohmann::json content = nlohmann::json::array();
   for (const auto& [extension, bytes] : members) {
-    if (extension != "txt") content.push_back({{"type", "image"}, {"image", extension}});
+    if (is_picture_name(extension)) content.push_back({{"type", "image"}, {"image", extension}});
   }
   content.push_back({{"type", "text"}, {"text", members.at("txt")}});
   try {

@@ -24,13 +24,17 @@ struct Picture {
   int64_t width = 0, height = 0;
 };
 
+// Decodes every frame: what cannot be read should stop the packing, not the training on it.
 Picture measure(std::vector<std::string> frames, const io::ImageProcessorConfig& processor,
                 const std::string& where) {
-  const io::ImageInfo info = io::image_info(io::as_bytes(frames.front()), where);
-  const io::ImagePlan plan = io::plan_image(info.width, info.height, processor);
   Picture out;
-  out.width = info.width;
-  out.height = info.height;
+  for (const std::string& frame : frames) {
+    const io::Image image = io::decode_image(io::as_bytes(frame), where);
+    if (out.width > 0) continue;  // the first one's size is that of all
+    out.width = image.width;
+    out.height = image.height;
+  }
+  const io::ImagePlan plan = io::plan_image(out.width, out.height, processor);
   out.entry.tokens = static_cast<uint32_t>(plan.tokens);
   out.entry.rows = static_cast<uint32_t>(plan.grid_height);
   out.entry.columns = static_cast<uint32_t>(plan.grid_width);
@@ -67,6 +71,7 @@ class Writer {
 
   // Each few frames become vectors together, behind the time of the first.
   void video(const Json& part, const std::string& where) {
+    check(!part.contains("fps") || part.at("fps").is_number(), "{}.fps: expected a number", where);
     const double fps = part.value("fps", 8.0);
     check(fps >= 0.001 && fps <= 1000, "{}.fps: must be 0.001 to 1000, got {}", where, fps);
     const std::vector<std::string> frames = video_frames(part, fps, where);
@@ -205,6 +210,7 @@ std::string picture_bytes(const Document& document, const std::string& source, c
   }
   check(source.find("://") == std::string::npos, "{}: '{}' is not fetched; give a path or a data URL", where,
         source);
+  check(source.find('\0') == std::string::npos, "{}: a file's name holds no zero byte", where);
   return io::read_media_file(document.directory / source);
 }
 
@@ -212,6 +218,8 @@ ChatSample document_sample(const Tokenizer& tokenizer, const io::ImageProcessorC
                            const Document& document) {
   try {
     const Json json = Json::parse(document.text);
+    check(json.is_object() && (json.contains("content") || json.contains("messages")),
+          "expected an object with \"content\" or \"messages\"");
     if (json.contains("content")) return content_sample(Writer(tokenizer, processor, document), json);
     return messages_sample(tokenizer, processor, document, json);
   } catch (const std::exception& error) {

@@ -224,6 +224,12 @@ TEST(MediaPack, ArchivesOfSamples) {
     put_file(dir / "x.tar", archive.substr(0, size));
     expect_error([&] { pack(dir, dir / "x.tar"); }, {"x.tar"});
   }
+  put_file(dir / "none.tar", tar_member("b.json", "{\"label\": 3}"));
+  testing::expect_error([&] { pack(dir, dir / "none.tar"); }, {"none.tar:b: expected an object with"});
+  put_file(dir / "class.tar",
+           tar_member("c.PNG", png) + tar_member("c.cls", "7") + tar_member("c.txt", "seven"));
+  fs::remove_all(dir / "out");
+  EXPECT_EQ(pack(dir, dir / "class.tar").train.media, 1u);
   put_file(dir / "deep.tar", tar_member("a.json", "{\"content\": " + std::string(100'000, '[') +
                                                       std::string(100'000, ']') + "}"));
   testing::expect_error([&] { pack(dir, dir / "deep.tar"); }, {"deep.tar:a: JSON nested deeper than 256"});
@@ -235,6 +241,11 @@ TEST(MediaPack, FaultsNameTheLine) {
     expect_error([&] { pack_lines(dir, "{\"text\": \"fine\"}\n" + line + "\n"); }, parts);
   };
   fault("{\"content\": [" + image("absent.png") + "]}", {"in.jsonl:2", "absent.png"});
+  put_file(dir / "half.png", read_file(kPictures + "rgb.png").substr(0, 300));
+  fault("{\"content\": [" + image("half.png") + "]}", {"in.jsonl:2", "content[0]: damaged PNG"});
+  fault("{\"content\": [" + image("rgb.png\\u0000x") + "]}", {"in.jsonl:2", "no zero byte"});
+  fault(R"({"content": [{"type": "video", "video": "x.mp4", "fps": "8"}]})",
+        {"in.jsonl:2", "content[0].fps: expected a number"});
   fault("{\"content\": [" + image("data:image/png;base64,AAAA") + "]}",
         {"in.jsonl:2", "content[0]", "not a JPEG"});
   fault("{\"content\": [" + image("data:image/png;base64,A?") + "]}", {"in.jsonl:2", "not valid base64"});
