@@ -159,7 +159,7 @@ Tensor by_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Pack& pa
   // The CPU's flash kernel wants one width for keys and values: zeros are appended and cut off again.
   const int64_t pad = q.is_cpu() && v.size(2) < q.size(2) ? q.size(2) - v.size(2) : 0;
   const Tensor values = pad > 0 ? at::constant_pad_nd(v, {0, pad}) : v;
-  if (even > 0 && even < q.size(0)) {  // of one, a batch's stride makes cuDNN choose a slower kernel
+  if (even > 0) {
     const auto batch = [length = even](const Tensor& x) {
       return x.view({-1, length, x.size(1), x.size(2)}).transpose(1, 2);
     };
