@@ -95,7 +95,8 @@ struct EngineOptions {
   // Of prompts, fed in one step; rounded up to whole pages. 0: default_prefill_tokens (memory.h), or less
   // where memory is short.
   int64_t prefill_tokens = 0;
-  // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change.
+  // Tokens drafted by prompt lookup and verified in one step; 0: none. What is drawn does not change (on a
+  // GPU up to the roundings of products of other sizes).
   int64_t draft_tokens = 0;
   bool fp8_latents = false;  // the cache of latents in 8 bits: half of bf16's memory, other answers
   PrefixCache::Options prefix = {};

@@ -86,6 +86,16 @@ TEST(Bench, EngineAnswersAreThoseAlone) {
   EXPECT_GT(out["first_token_ms"]["p50"], 0);
 }
 
+TEST(Bench, EngineAnswersAreThoseWithoutDrafts) {
+  const Outcome o = run({"bench", "engine", "--model", "nano", "--dtype", "f32", "--text",
+                         GODWIT_FIXTURES "/tiny/data/heldout.txt", "--requests", "3", "--prompt", "60",
+                         "--tokens", "12", "--draft-tokens", "3", "--check", "--json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.json()["drawn_tokens"], 36);
+  EXPECT_EQ(o.json()["undrafted"]["same_bits"], 3);
+  EXPECT_EQ(run({"bench", "engine", "--model", "nano", "--text", "/nowhere"}).code, 1);
+}
+
 TEST(Bench, EngineRefusesAPromiseItCannotKeep) {
   const Outcome o = run({"bench", "engine", "--model", "nano", "--dtype", "bf16", "--deterministic"});
   EXPECT_EQ(o.code, 1);
