@@ -24,9 +24,9 @@ struct LinearRowsParams {
   CUstream_st* stream = nullptr;
 };
 bool linear_rows_takes(int64_t in, int64_t out);
-// Up to how many rows this is quicker than a library's product: of int8 weights, which that one must have
-// unpacked, and of bf16.
-int64_t linear_rows_most(bool int8);
+// Up to how many rows this is quicker than a library's products, of `out` features together: of int8 weights,
+// which those must have unpacked, and of bf16, where small ones cost more to start than to do.
+int64_t linear_rows_most(int64_t in, int64_t out, bool int8);
 int linear_rows(const LinearRowsParams& p);
 
 // int8 weights in bf16.

@@ -25,7 +25,7 @@ LoadedModel cuda_model(const std::string& weights, bool experts) {
   c.hidden = 128, c.intermediate = 128;
   c.initializer_range = 0.08;
   c.kda.head_dim = 128;
-  c.mla.q_lora_rank = 64, c.mla.kv_lora_rank = 64, c.mla.nope_dim = c.mla.rope_dim = c.mla.v_dim = 64;
+  c.mla.q_lora_rank = 64, c.mla.kv_lora_rank = 256, c.mla.nope_dim = c.mla.rope_dim = c.mla.v_dim = 64;
   c.moe.inner = c.moe.latent = 96;
   if (!experts) c.moe.first_dense = c.layers;
   validate(c, "cuda model");

@@ -38,8 +38,9 @@ bool linear_rows_takes(int64_t in, int64_t out) {
   return in > 0 && out > 0 && in % 16 == 0 && in < int64_t{1} << 30 && out < int64_t{1} << 30;
 }
 
-int64_t linear_rows_most(bool int8) {
-  return int8 ? 64 : 16;
+int64_t linear_rows_most(int64_t in, int64_t out, bool int8) {
+  constexpr int64_t kSmall = int64_t{1} << 22;
+  return int8 ? 64 : in * out <= kSmall ? 32 : 16;
 }
 
 int linear_rows(const LinearRowsParams& p) {

@@ -38,10 +38,15 @@ std::vector<Tensor> each_cuda(const Tensor& x, at::TensorList weights, at::Tenso
   const c10::cuda::CUDAGuard guard(x.device());
   const bool int8 = !scales.empty();
   const int64_t in = x.size(-1), rows = x.numel() / std::max<int64_t>(in, 1);
-  bool takes = x.scalar_type() == at::kBFloat16 && rows <= gpu::linear_rows_most(int8) &&
+  bool takes = x.scalar_type() == at::kBFloat16 &&
                static_cast<int>(weights.size()) <= gpu::LinearRowsParams::kMost &&
                cuda::is_hopper(x.device());
-  for (const Tensor& w : weights) takes = takes && gpu::linear_rows_takes(in, w.size(0));
+  int64_t out = 0;
+  for (const Tensor& w : weights) {
+    takes = takes && gpu::linear_rows_takes(in, w.size(0));
+    out += w.size(0);
+  }
+  takes = takes && rows <= gpu::linear_rows_most(in, out, int8);
   std::vector<Tensor> y;
   if (!takes) {
     for (size_t i = 0; i < weights.size(); ++i)
