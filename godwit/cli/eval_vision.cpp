@@ -37,6 +37,7 @@ Question read_question(const LoadedModel& model, const data::Document& document)
   q.task = line.value("task", "all");
   const auto end = std::ranges::find(sample.trained, 1) - sample.trained.begin();
   q.prompt.assign(sample.ids.begin(), sample.ids.begin() + end);
+  check(!q.prompt.empty(), "{}: a question without a word or picture", document.where);
   q.answer = sample.trained_text;
   q.answer_tokens = static_cast<int64_t>(sample.ids.size()) - end;
   for (const data::MediaEntry& entry : sample.media) {

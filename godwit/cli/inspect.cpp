@@ -263,7 +263,9 @@ bool begins_as_picture(const fs::path& path) {
 }
 
 json inspect(const fs::path& path) {
-  check(fs::exists(path), "{}: no such file or directory", path.string());
+  std::error_code error;  // of links in a circle, say
+  check(fs::exists(path, error), "{}: {}", path.string(),
+        error ? error.message() : "no such file or directory");
   if (fs::is_directory(path)) {
     if (fs::exists(path / data::kManifestFile)) return inspect_data(path);
     if (fs::exists(path / io::kSnapshotFile)) return inspect_snapshot(path);

@@ -134,7 +134,7 @@ void read_documents(const fs::path& file, const DocumentFn& visit) {
               reader.consumed());
       } else {
         const std::string text = io::json_text(value, "text", reader.where());
-        visit({.text = text}, reader.consumed());
+        visit({.text = text, .where = reader.where()}, reader.consumed());
       }
     }
     return;
