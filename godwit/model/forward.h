@@ -34,7 +34,6 @@ struct RouterTrace {
   at::Tensor logits;      // [T, E] fp32, with gradient while training
   at::Tensor experts;     // [T, k] int32
   at::Tensor weights;     // [T, k] fp32
-  at::Tensor scores;      // [T, E] fp32
   at::Tensor cutoff;      // [T] fp32, the (k+1)-th biased score
   at::Tensor cu_seqlens;  // [N+1]
 };

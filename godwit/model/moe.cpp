@@ -36,7 +36,6 @@ Tensor moe_layer(const ModelConfig& config, const MoeWeights& w, const Tensor& x
               .logits = logits,
               .experts = experts,
               .weights = weights,
-              .scores = {},
               .cutoff = cutoff,
               .cu_seqlens = {}};
   return w.shared ? u + mlp_layer(config, *w.shared, x) : u;
