@@ -36,7 +36,7 @@ BASE = [
     ([("calculator", 4000, CALCULATOR)], 300),
     ([("calculator", 2600, CALCULATOR), ("calculator", 1200, {"steps": 1, "failure": 0, "twice": 0.6}),
       ("grid", 700, {"width": 4, "height": 2, "turns": 10, "wander": 0.3}), ("notes", 500, {"facts": 2, "gap": 2}),
-      ("notes", 350, {"facts": 2, "gap": 7}), ("notes", 40, {"facts": 2, "gap": 47}), ("log_search", 700, {"lines": 200, "failures": 4})], 600),
+      ("notes", 350, {"facts": 2, "gap": 7}), ("notes", 40, {"facts": 2, "gap": 47}), ("log_search", 700, {"lines": 200, "failures": 4})], 940),
 ]
 STUDIES = {
     "calculator": {
@@ -79,13 +79,15 @@ STUDIES = {
         "arms": {"rl": []},
         "eval": {"": {"width": 4, "height": 2, "turns": 10}},
     },
+    # Four codes, asked for in turns 10 to 13 or 50 to 53; the demonstrations have two.
     "notes": {
         "demos": [("notes", 1200, {"facts": 2, "gap": 2}), ("notes", 800, {"facts": 2, "gap": 7}), ("notes", 250, {"facts": 2, "gap": 47})],
         "sft": ["stage.0.context=2048"],
+        "rl": ["environment.0.options={facts = 4, gap = 5}"],
         "minutes": 4,
-        "tasks": 96,
+        "tasks": 64,
         "arms": {"rl": []},
-        "eval": {"asked at turn 10": {"facts": 2, "gap": 7}, "asked at turn 50": {"facts": 2, "gap": 47}},
+        "eval": {"asked at turn 10": {"facts": 4, "gap": 5}, "asked at turn 50": {"facts": 4, "gap": 45}},
         "context": 6144,
     },
     "files": {

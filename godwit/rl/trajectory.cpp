@@ -31,7 +31,10 @@ int64_t Trajectory::total(int64_t TurnRecord::*part) const {
 }
 
 EpisodeOutcome Trajectory::outcome() const {
-  const int64_t checked = total(&TurnRecord::checked), valid = total(&TurnRecord::valid);
+  // A call that is not as the tool wants it is a step that was not right: else a policy that stops with such
+  // calls after its first good ones would have the share of those.
+  const int64_t checked = total(&TurnRecord::checked) + total(&TurnRecord::wrong);
+  const int64_t valid = total(&TurnRecord::valid);
   return {.success = success,
           .process = checked > 0 ? static_cast<double>(valid) / static_cast<double>(checked) : 0.0,
           .calls = total(&TurnRecord::calls),
