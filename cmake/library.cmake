@@ -100,7 +100,7 @@ function(godwit_cuda_kernels)
   target_link_libraries(godwit_kernels_cuda PUBLIC CUDA::cudart_static)
   target_compile_options(godwit_kernels_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr>)
   # Not part of a plain build: the tests that need a GPU, and the kernels as a library that bench/kda_gpu_bench.py loads.
-  foreach(test kda_gpu_test experts_gpu_test packed_rows_gpu_test layer_gpu_test mla_decode_long_gpu_test muon_gpu_test)
+  foreach(test kda_gpu_test experts_gpu_test packed_rows_gpu_test layer_gpu_test mla_decode_gpu_test muon_gpu_test)
     add_executable(${test} EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/tests/cuda/${test}.cu)
     target_link_libraries(${test} PRIVATE godwit_kernels_cuda)
   endforeach()

@@ -10,10 +10,10 @@
 namespace godwit {
 
 bool DecodeGraphs::supports(const ModelConfig& config, at::Device device, at::ScalarType dtype) {
-  const int64_t rank = config.mla.kv_lora_rank, width = rank + config.mla.rope_dim;
+  const int64_t rank = config.mla.kv_lora_rank;
   return device.is_cuda() && dtype == at::kBFloat16 && !config.mla.rotary && config.kda.head_dim == 128 &&
-         config.kda.conv_kernel == 4 && config.kda.gate_lower_bound >= -5.0 && rank % 64 == 0 &&
-         rank <= 512 && width % 64 == 0 && width <= 576;
+         config.kda.conv_kernel == 4 && config.kda.gate_lower_bound >= -5.0 && (rank == 256 || rank == 512) &&
+         config.mla.rope_dim == 64;
 }
 
 DecodeGraphs::DecodeGraphs(const ModelConfig& config, const ModelWeights& weights, ModelState& state,

@@ -35,8 +35,8 @@ bool needs_fixed_shapes(const LoadedModel& model, const EngineOptions& options) 
     return false;
   }
   check(uses_graphs(model, options),
-        "engine: deterministic answers on a GPU need recorded steps: bf16, KDA heads of 128, latents in "
-        "multiples of 64");
+        "engine: deterministic answers on a GPU need recorded steps: bf16, KDA heads of 128, latents of "
+        "256 or 512 and 64 positional values");
   return true;
 }
 

@@ -59,6 +59,10 @@ __device__ __forceinline__ void tensor_load(void* shared, const CUtensorMap* map
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(smem_address(bar))
       : "memory");
 }
+// A kernel's tensor map on its way before the first load needs it.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 template <int kRegisters>
 __device__ __forceinline__ void registers_up() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
