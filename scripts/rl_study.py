@@ -79,15 +79,15 @@ STUDIES = {
         "arms": {"rl": []},
         "eval": {"": {"width": 4, "height": 2, "turns": 10}},
     },
-    # Four codes, asked for in turns 10 to 13 or 50 to 53; the demonstrations have two.
+    # Learned where they are asked for at turn 10; measured at turn 50 too.
     "notes": {
         "demos": [("notes", 1200, {"facts": 2, "gap": 2}), ("notes", 800, {"facts": 2, "gap": 7}), ("notes", 250, {"facts": 2, "gap": 47})],
         "sft": ["stage.0.context=2048"],
-        "rl": ["environment.0.options={facts = 4, gap = 5}"],
+        "rl": ["rollout.groups=6"],
         "minutes": 4,
         "tasks": 64,
         "arms": {"rl": []},
-        "eval": {"asked at turn 10": {"facts": 4, "gap": 5}, "asked at turn 50": {"facts": 4, "gap": 45}},
+        "eval": {"asked at turn 10": {"facts": 2, "gap": 7}, "asked at turn 50": {"facts": 2, "gap": 47}},
         "context": 6144,
     },
     "files": {
