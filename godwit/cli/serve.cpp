@@ -116,11 +116,13 @@ void serve_model(const ServeArgs& args, SignalWaiter& waiter) {
                                                              .loopback = is_loopback(args.host)});
 
   const auto refusal = [&](const serve::HttpRequest& head) { return service->refusal(head); };
-  serve::HttpServer server(
-      {.host = args.host, .port = static_cast<uint16_t>(args.port), .check_head = refusal},
-      [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
-        service->handle(std::move(request), std::move(reply));
-      });
+  serve::HttpServer server({.host = args.host,
+                            .port = static_cast<uint16_t>(args.port),
+                            .check_head = refusal,
+                            .on_refusal = [&](int status) { service->count_refusal(status); }},
+                           [&](serve::HttpRequest request, std::shared_ptr<serve::HttpReply> reply) {
+                             service->handle(std::move(request), std::move(reply));
+                           });
   waiter.guard(*service, server);
   const auto end = [&] {
     waiter.end();

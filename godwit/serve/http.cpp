@@ -365,6 +365,7 @@ struct HttpServer::Impl {
                             status < 500 ? "invalid_request_error" : "server_error"),
         .headers = {{"x-request-id", fmt::format("refused-{}", ++refused)}}};
     if (status == 503) response.headers.emplace_back("retry-after", "1");
+    if (options.on_refusal) options.on_refusal(status);
     co_await answer_and_close(stream, response);
   }
 

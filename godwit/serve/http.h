@@ -66,6 +66,8 @@ struct HttpOptions {
   std::chrono::seconds total_timeout{3600};  // from a request's arrival to the end of its answer
   int handler_threads = 2;                   // of each lane
   HeadCheck check_head = {};
+  std::function<void(int status)> on_refusal =
+      {};  // what the HTTP layer itself answers with an error; be quick
 };
 
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<HttpReply> reply)>;

@@ -47,6 +47,9 @@ class Service {
   // A HeadCheck: what can be refused without the body.
   std::optional<HttpResponse> refusal(const HttpRequest& head);
 
+  // For what the HTTP layer refuses itself.
+  void count_refusal(int status) { metrics_.answers.add("none", status); }
+
   // From here on new requests get 503, and /health says so. Those that are there go on.
   void drain() { draining_ = true; }
   // Requests that are not answered yet.

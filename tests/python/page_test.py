@@ -222,7 +222,7 @@ def tool_calls(b):
     """Calls of tools, from a stream that is made up: a model with random weights calls none."""
     b.js("""(() => {
       const real = window.fetch;
-      const delta = d => "data: " + JSON.stringify({choices: [{index: 0, delta: d, finish_reason: null}]}) + "\\n\\n";
+      const delta = d => "data: " + JSON.stringify({choices: [{index: 0, delta: d, finish_reason: d.tool_calls[0].function.arguments.endsWith("}") ? "tool_calls" : null}]}) + "\\n\\n";
       const call = (index, more) => delta({tool_calls: [{index, ...more}]});
       const body = call(0, {id: "c", type: "function", function: {name: "add", arguments: ""}}) + call(0, {function: {arguments: '{"a": 1, '}}) +
                    call(0, {function: {arguments: '"b": 2}'}}) + "data: [DONE]\\n\\n";
@@ -233,6 +233,52 @@ def tool_calls(b):
     b.wait(f"{IDLE} && {LAST}?.querySelector('.call')", "the call is shown")
     check(b.js(f"{LAST}.querySelector('.call').textContent") == 'add({"a": 1, "b": 2})', "the call's parts are put together")
     b.js("restore()")
+    b.click("#clear")
+
+
+def growing(b):
+    """An answer that comes while somebody reads it, is dropped with the page, or breaks off."""
+    fake = """(() => {
+      const real = window.fetch;
+      window.feed = null;
+      window.fetch = (u, o) => u.includes("chat") ? Promise.resolve(new Response(new ReadableStream({ start(c) { window.feed = c; } }))) : real(u, o);
+      window.restore = () => { window.fetch = real; };
+      window.piece = (d, reason = null) => feed.enqueue(new TextEncoder().encode("data: " + JSON.stringify({choices: [{index: 0, delta: d, finish_reason: reason}]}) + "\\n\\n"));
+    })()"""
+    b.js(fake)
+    say(b, "Well?")
+    b.wait("window.feed", "the page asks")
+    b.js("piece({reasoning_content: 'one '})")
+    b.wait(f"{LAST}?.querySelector('summary')", "a thought comes")
+    b.js(f"{LAST}.querySelector('summary').focus()")
+    b.key("Enter")
+    for n in range(5):
+        b.js(f"piece({{reasoning_content: 'and {n} '}})")
+    b.wait(f"{LAST}.querySelector('details').textContent.includes('and 4')", "more thoughts come")
+    check(b.js("document.activeElement.tagName") == "SUMMARY", "the focus stays on the thoughts while they come")
+    check(b.js(f"{LAST}.querySelector('details').open"), "opened thoughts stay open")
+    b.js("piece({content: 'done'}, 'stop'); feed.close()")
+    b.wait(IDLE, "the answer ends")
+    check(b.js("document.activeElement.tagName") == "SUMMARY", "the end of an answer takes the focus from nobody")
+
+    b.js("window.feed = null")
+    say(b, "And then?")
+    b.wait("window.feed", "the page asks again")
+    b.js("piece({content: 'half'}); feed.close()")
+    b.wait(f"{IDLE} && {LAST}.querySelector('.error')", "an answer without its end is an error")
+    check("cut" in b.js(f"{LAST}.querySelector('.error').textContent"), "it says that the answer was cut")
+
+    b.js("window.feed = null")
+    say(b, "Do not lose this")
+    b.wait("window.feed", "the page asks once more")
+    b.js("piece({content: 'as far as it came'})")
+    b.wait(f"{TEXT} === 'as far as it came'", "an answer begins")
+    b.call("Page.reload")
+    b.wait("document.readyState === 'complete' && document.getElementById('model').textContent", "the page loads again")
+    check(b.js("[...document.querySelectorAll('.message.user')].at(-1).textContent") == "Do not lose this", "what was asked is kept over a reload in the middle of the answer")
+    check("as far as it came" in b.js(f"{LAST}.textContent") and "cut" in b.js(f"{LAST}.textContent"), "so is what had come of the answer")
+    settings(b, temperature="", max_tokens=5)
+    check(b.js("settings.temperature") == 1, "an emptied field is as it was at first")
     b.click("#clear")
 
 
@@ -329,6 +375,7 @@ def main():
             try:
                 conversation(b, server, address)
                 tool_calls(b)
+                growing(b)
                 pictures(b)
                 looks(b, shots)
                 outside = [a for a in b.addresses if not a.startswith((address, "data:", "blob:", "about:"))]
@@ -338,7 +385,7 @@ def main():
                 check(not complaints, f"the browser complains: {complaints}")
             finally:
                 b.close()
-    print("the page: conversation, streaming, stop, thoughts, settings, reload, refusals, tool calls, pictures, light and dark, phone, keyboard")
+    print("the page: conversation, streaming, stop, answers that are read while they come or break off, thoughts, settings, reload, refusals, tool calls, pictures, light and dark, phone, keyboard")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Server {
       : model_(std::move(model)) {
     http.port = 0;
     http.check_head = [this](const serve::HttpRequest& head) { return service_->refusal(head); };
+    http.on_refusal = [this](int status) { service_->count_refusal(status); };
     service_ = std::make_unique<serve::Service>(model_, engine, std::move(options));
     server_ = std::make_unique<serve::HttpServer>(
         http, [this](serve::HttpRequest r, std::shared_ptr<serve::HttpReply> reply) {

@@ -262,6 +262,10 @@ TEST(Service, BadRequestsGetOneClearAnswer) {
   Client client(server.port());
   client.send("GET / HTTP/1.1\r\nx: " + std::string(40000, 'y') + "\r\n\r\n");
   EXPECT_TRUE(client.receive_all().starts_with("HTTP/1.1 431"));
+  const std::string metrics = request(server.port(), "GET", "/metrics").body;
+  for (const char* count : {"{path=\"none\",status=\"431\"} 1", "{path=\"none\",status=\"413\"} 1",
+                            "{path=\"other\",status=\"404\"} 1", "{path=\"/health\",status=\"200\"} 1"})
+    EXPECT_NE(metrics.find(count), std::string::npos) << count << metrics;
 }
 
 TEST(Service, AsksForItsKey) {
