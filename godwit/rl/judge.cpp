@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
+#include "godwit/io/jsonl.h"
 #include "godwit/rl/episode_text.h"
 
 namespace godwit::rl {
@@ -29,6 +30,7 @@ std::vector<double> Judge::score(const std::vector<Trajectory>& group, const Tok
         how == Sandbox::Answer::kTimeout ? "no answer in time"
         : how == Sandbox::Answer::kFlood ? "an answer without end"
                                          : "the program " + program_.ending());
+  io::check_nesting(line, "judge: the answer");
   const json answer = json::parse(line, nullptr, /*allow_exceptions=*/false);
   const bool listed = answer.is_object() && answer.contains("scores") && answer["scores"].is_array() &&
                       answer["scores"].size() == group.size();

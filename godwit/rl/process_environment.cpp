@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "godwit/base/check.h"
+#include "godwit/io/jsonl.h"
 #include "godwit/rl/environments.h"
 #include "godwit/rl/sandbox.h"
 #include "godwit/rl/tool_environment.h"
@@ -118,6 +119,11 @@ class ProcessEnvironment final : public Environment {
         break;
     }
     answers_ = hash_text(std::to_string(answers_) + line);
+    try {
+      io::check_nesting(line, "environment: the answer");
+    } catch (const Error& error) {
+      return error.what();
+    }
     answer = json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!answer.is_object()) return "environment: the answer is no JSON object";
     state_ = answer.contains("state") ? answer.at("state").dump() : "";

@@ -10,12 +10,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <utility>
 
 #include "godwit/base/check.h"
 #include "godwit/rl/sandbox_child.h"
@@ -25,8 +26,34 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Ids for sandboxes that root starts: far above those that systems give out.
-constexpr uid_t kFirstUid = 1'900'000'000, kUids = 1'000'000;
+// User ids for sandboxes that root starts, far above those that systems give out. No two that live share one,
+// as the limit on processes counts a user's: a place for each of this process, and so many places for each
+// process (those whose ids differ by a multiple of 60,000 share them).
+constexpr uid_t kFirstUid = 1'900'000'000, kPlaces = 4096, kProcesses = 60'000;
+
+class Places {
+ public:
+  uid_t take() {
+    const std::lock_guard lock(mutex_);
+    const auto free = std::ranges::find(taken_, false);
+    check(free != taken_.end(), "sandbox: {} programs live already", kPlaces);
+    *free = true;
+    return static_cast<uid_t>(free - taken_.begin());
+  }
+  void give_back(uid_t place) {
+    const std::lock_guard lock(mutex_);
+    taken_[place] = false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<bool> taken_ = std::vector<bool>(kPlaces);
+};
+
+Places& places() {
+  static Places all;
+  return all;
+}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -95,13 +122,13 @@ std::string ended(pid_t pid) {
 }  // namespace
 
 Sandbox::Sandbox(std::vector<std::string> command, const std::string& folder, const SandboxLimits& limits,
-                 bool weaker)
+                 bool weaker, Isolation best)
     : limits_(limits) {
   check(!command.empty(), "sandbox: no command");
   check(folder.empty() || fs::is_directory(folder), "sandbox: {} is no folder", folder);
   ::signal(SIGPIPE, SIG_IGN);  // a program that has ended must not end us
   try {
-    start(command, folder, Isolation::kNamespaces);
+    start(command, folder, best);
   } catch (const Error& error) {
     const std::string text = error.what();
     kill_all();
@@ -132,6 +159,8 @@ void Sandbox::kill_all() {
     ::waitpid(pid_, &status, 0);
     pid_ = -1;
   }
+  if (place_) places().give_back(*place_);
+  place_.reset();
   Pipe::close(to_);
   Pipe::close(from_);
   if (!root_.empty()) {
@@ -149,9 +178,8 @@ void Sandbox::start(const std::vector<std::string>& command, const std::string& 
   ChildPlan plan{.command = command, .limits = limits_, .root = root_};
   plan.namespaces = isolation == Isolation::kNamespaces;
   plan.as_root = ::geteuid() == 0;
-  plan.uid = kFirstUid + static_cast<uid_t>(::getpid()) * 64 % kUids;
-  static std::atomic<uid_t> next = 0;
-  plan.uid += next++ % 64;
+  place_ = places().take();
+  plan.uid = kFirstUid + static_cast<uid_t>(::getpid()) % kProcesses * kPlaces + *place_;
   const uid_t owner = plan.as_root ? plan.uid : 0;
   plan.work_options =
       fmt::format("size={},nr_inodes=10k,mode=700,uid={},gid={}", limits_.work_bytes, owner, owner);

@@ -5,7 +5,7 @@
 // which is its working directory and goes away with it; there is no network, and no process but its own. Root
 // runs it under a user id that nothing else has; others in a user namespace. On top of that, everywhere: no
 // new privileges, a system call filter, limits on CPU, memory, file size, open files and processes. Its
-// process group dies with the object.
+// processes die with the object.
 //
 // Where namespaces are refused, the limits and the filter are all there is: no network and no fork bomb, but
 // files that the user may read can be read. That weaker form is used only when it is asked for.
@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,9 +39,9 @@ class Sandbox {
  public:
   // `command`: the program, an absolute path as seen inside, and its arguments. `folder`: what is /program;
   // empty: none. Throws Error when it cannot be started: the namespaces are refused and `weaker` is not set,
-  // or the program is not there.
+  // or the program is not there. `best`: the form that is tried first.
   Sandbox(std::vector<std::string> command, const std::string& folder, const SandboxLimits& limits,
-          bool weaker);
+          bool weaker, Isolation best = Isolation::kNamespaces);
   ~Sandbox();
   Sandbox(const Sandbox&) = delete;
   Sandbox& operator=(const Sandbox&) = delete;
@@ -63,7 +64,8 @@ class Sandbox {
   Isolation isolation_ = Isolation::kNamespaces;
   pid_t pid_ = -1;
   int to_ = -1, from_ = -1;
-  std::string root_;  // an empty directory that the inside is mounted on
+  std::optional<uid_t> place_;  // what its user id comes from
+  std::string root_;            // an empty directory that the inside is mounted on
   std::string pending_;
   std::string ending_;
 };

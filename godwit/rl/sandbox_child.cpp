@@ -29,9 +29,18 @@ constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 constexpr uint32_t kArchitecture = 0;  // every call is refused: the program does not start
 #endif
 
-// Refused with EPERM: networks, other processes, mounts, namespaces, the kernel itself. (clone3's flags
-// cannot be looked at, so it does not exist; the C library then uses clone.)
+constexpr int kMemfdSecret = 447;  // both architectures; not in the headers of 5.10
+
+// Refused with EPERM: networks, other processes, mounts, namespaces, the kernel itself, and memory that no
+// process's limit counts. (clone3's flags cannot be looked at, so it does not exist; the C library then uses
+// clone.)
 constexpr int kRefused[] = {SYS_socket,
+                            SYS_shmget,
+                            SYS_shmat,
+                            SYS_msgget,
+                            SYS_mq_open,
+                            SYS_memfd_create,
+                            kMemfdSecret,
                             SYS_ptrace,
                             SYS_process_vm_readv,
                             SYS_process_vm_writev,
@@ -63,6 +72,9 @@ constexpr int kRefused[] = {SYS_socket,
                             SYS_settimeofday,
                             SYS_clock_settime,
                             SYS_move_pages};
+// Refused where there is no process namespace that would take its processes along: what leaves the process
+// group would outlive it.
+constexpr int kRefusedInWeaker[] = {SYS_setsid, SYS_setpgid};
 constexpr uint32_t kNewNamespace = 0x7e020000;  // CLONE_NEW* but NEWTIME, which clone does not take
 
 struct Child {
@@ -138,7 +150,7 @@ struct Child {
   }
 
   void filter_calls() const {
-    constexpr size_t kMost = 16 + 2 * std::size(kRefused);
+    constexpr size_t kMost = 16 + 2 * (std::size(kRefused) + std::size(kRefusedInWeaker));
     sock_filter code[kMost];
     unsigned short n = 0;
     const auto load = [&](size_t offset) {
@@ -151,10 +163,13 @@ struct Child {
     load(offsetof(seccomp_data, nr));
     code[n++] = BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1);  // x86's x32 has other numbers
     give(SECCOMP_RET_KILL_PROCESS);
-    for (const int call : kRefused) {
+    const auto refuse = [&](int call) {
       code[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1);
       give(SECCOMP_RET_ERRNO | EPERM);
-    }
+    };
+    for (const int call : kRefused) refuse(call);
+    if (!plan.namespaces)
+      for (const int call : kRefusedInWeaker) refuse(call);
     code[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1);
     give(SECCOMP_RET_ERRNO | ENOSYS);
     code[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3);

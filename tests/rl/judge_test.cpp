@@ -60,7 +60,8 @@ TEST_F(Judged, ScoresWhatTheModelWroteAndNothingElse) {
 
 TEST_F(Judged, ABadJudgeStopsTheRun) {
   const std::vector<Trajectory> group = {episode(tokenizer_, "a", "b"), episode(tokenizer_, "a", "c")};
-  for (const char* bad : {"[1]", "[1, 2]", "[0, \"x\"]", "7"}) {
+  const std::string kDeep = std::string(20000, '[') + std::string(20000, ']');
+  for (const char* bad : {"[1]", "[1, 2]", "[0, \"x\"]", "7", kDeep.c_str()}) {
     Judge judge(options_of({bad}));
     testing::expect_error([&] { judge.score(group, tokenizer_); }, {"judge"});
   }

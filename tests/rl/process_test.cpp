@@ -8,7 +8,9 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "godwit/rl/environment.h"
 #include "godwit/rl/rollout.h"
@@ -109,6 +111,7 @@ TEST_F(Process, HangsCrashesFloodsAndNonsenseEndTheEpisodeWithAReason) {
   EXPECT_EQ(reason({{"how", "flood"}}), "environment: an answer without end");
   EXPECT_EQ(reason({{"how", "malformed"}}), "environment: the answer is no JSON object");
   EXPECT_EQ(reason({{"how", "number"}}), "environment: the answer is no JSON object");
+  EXPECT_EQ(reason({{"how", "nested"}}), "environment: the answer: JSON nested deeper than 256");
   EXPECT_NE(reason({{"how", "wrong types"}}).find("environment: a malformed answer"), std::string::npos);
   EXPECT_EQ(reason({{"how", "impostor"}}), "environment: it speaks for the assistant");
   // A CPU limit ends a busy loop that nobody waits for any more.
@@ -194,6 +197,27 @@ TEST_F(Process, MemoryDiskAndForksAreLimited) {
   EXPECT_EQ(attempt({{"how", "memory"}}), "MemoryError");
   EXPECT_EQ(attempt({{"how", "fill"}}), "OSError");
   EXPECT_EQ(attempt({{"how", "bomb"}}), "BlockingIOError");
+  // What no limit would count.
+  EXPECT_EQ(attempt({{"how", "shared memory"}}), "errno 1");
+  EXPECT_EQ(attempt({{"how", "memory file"}}), "errno 1");
+}
+
+// The limit on processes counts a user's: one that forks to its limit must not take its neighbours'.
+TEST_F(Process, EachHasItsOwnProcessesHoweverManyLive) {
+  const json options = options_of("hostile.py", {{"how", "id"}}, {{"processes", 3}, {"memory_mb", 64}});
+  std::vector<std::unique_ptr<Environment>> alive;
+  std::set<std::string> ids;
+  const int count = ::geteuid() == 0 ? 66 : 4;
+  for (int i = 0; i < count; ++i) {
+    alive.push_back(make_environment("process", options));
+    ASSERT_EQ(alive.back()->reset(1).fault, "") << i;
+  }
+  for (const auto& environment : alive) {
+    const StepResult r = environment->step(assistant_says("go"));
+    ASSERT_EQ(r.reason, "");
+    ids.insert(text_of(r.messages.at(0)));
+  }
+  if (::geteuid() == 0) EXPECT_EQ(ids.size(), alive.size());
 }
 
 TEST_F(Process, NothingOfItIsLeft) {
@@ -216,6 +240,31 @@ TEST_F(Process, NothingOfItIsLeft) {
   }
   EXPECT_EQ(folders(), before);
   EXPECT_NE(::kill(pid, 0), 0);
+}
+
+// Without namespaces its process group is what dies, so nothing may leave it.
+TEST_F(Process, NothingOfTheWeakerFormIsLeft) {
+  const auto sleepers = [] {
+    int64_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::ifstream file(entry.path() / "cmdline");
+      const std::string line{std::istreambuf_iterator<char>(file), {}};
+      count += line.find("hostile.py") != std::string::npos;
+    }
+    return count;
+  };
+  const std::vector<std::string> command = {kPython, "-I", "/program/hostile.py"};
+  {
+    Sandbox sandbox(command, kPrograms, {}, /*weaker=*/true, Isolation::kLimits);
+    std::string answer;
+    ASSERT_EQ(sandbox.ask(R"({"reset": 1, "options": {"how": "escape"}})", 10, answer),
+              Sandbox::Answer::kLine);
+    ASSERT_EQ(sandbox.ask("{}", 10, answer), Sandbox::Answer::kLine);
+    EXPECT_NE(answer.find("forked"), std::string::npos) << answer;
+    EXPECT_GE(sleepers(), 1);
+  }
+  for (int i = 0; i < 100 && sleepers() > 0; ++i) ::usleep(20000);
+  EXPECT_EQ(sleepers(), 0);
 }
 
 TEST_F(Process, TextCannotForgeStructure) {

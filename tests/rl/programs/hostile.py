@@ -68,6 +68,24 @@ def namespace():
     return "unshared" if done == 0 else "errno %d" % ctypes.get_errno()
 
 
+def libc_call(name, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    return "done" if getattr(libc, name)(*arguments) >= 0 else "errno %d" % ctypes.get_errno()
+
+
+def escape():
+    """A grandchild that has left the process group."""
+    if os.fork() == 0:
+        try:
+            os.setsid()
+        except OSError:
+            os._exit(0)
+        os.close(0)
+        os.close(1)
+        ctypes.CDLL(None).sleep(1000)
+    return "forked"
+
+
 def kill_parent():
     os.kill(int(OPTIONS["pid"]), 9)
     return "killed"
@@ -77,7 +95,8 @@ TRIES = {"read": lambda: read(OPTIONS["path"]), "write": lambda: write(OPTIONS["
          "program": lambda: write("/program/x"), "connect": connect, "bomb": bomb, "fill": fill, "memory": memory,
          "mount": mount, "namespace": namespace, "kill": kill_parent, "work": lambda: write("/work/x"),
          "list": lambda: ",".join(sorted(os.listdir("/"))), "processes": lambda: str(len([p for p in os.listdir("/proc") if p.isdigit()])),
-         "id": lambda: "%d" % os.getuid()}
+         "id": lambda: "%d" % os.getuid(), "escape": escape,
+         "shared memory": lambda: libc_call("shmget", 0, 1 << 20, 0o1600), "memory file": lambda: libc_call("memfd_create", b"x", 0)}
 
 OPTIONS = json.loads(sys.stdin.readline())["options"]
 HOW = OPTIONS["how"]
@@ -99,6 +118,8 @@ if HOW == "flood":
         sys.stdout.write("x" * 65536)
 if HOW == "malformed":
     print("{\"messages\": [", flush=True)
+if HOW == "nested":
+    print('{"messages": [], "done": true, "state": ' + "[" * 200000 + "]" * 200000 + "}", flush=True)
 if HOW == "number":
     print("7", flush=True)
 if HOW == "wrong types":
