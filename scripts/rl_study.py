@@ -36,7 +36,7 @@ BASE = [
     ([("calculator", 4000, CALCULATOR)], 300),
     ([("calculator", 2600, CALCULATOR), ("calculator", 1200, {"steps": 1, "failure": 0, "twice": 0.6}),
       ("grid", 700, {"width": 4, "height": 2, "turns": 10, "wander": 0.3}), ("notes", 500, {"facts": 2, "gap": 2}),
-      ("notes", 350, {"facts": 2, "gap": 7}), ("notes", 40, {"facts": 2, "gap": 47}), ("log_search", 700, {"lines": 200, "failures": 4})], 940),
+      ("notes", 350, {"facts": 2, "gap": 7}), ("notes", 40, {"facts": 2, "gap": 47}), ("log_search", 700, {"lines": 200, "failures": 4})], 934),
 ]
 STUDIES = {
     "calculator": {
@@ -248,9 +248,9 @@ class Runner:
         name, before, tokenizer = list(self.args.studies)[0], None, self.args.base.parent / "base-tokenizer"
         for i, (demos, steps) in enumerate(BASE):
             out = self.args.base.parent / f"base-{i}"
-            self.demonstrations(name, out, demos, 7 - i, tokenizer)
+            self.demonstrations(name, out, demos, 1 + 6 * i, tokenizer)
             rate = ["optimizer.muon_lr=0.006", "optimizer.adamw_lr=0.004"] if i else []
-            self.fine_tune(name, out, tokenizer, 1, [f"stage.0.steps={steps}", "stage.0.context=2048", *rate], before)
+            self.fine_tune(name, out, tokenizer, 1 + 4 * i, [f"stage.0.steps={steps}", "stage.0.context=2048", *rate], before)
             before = out / "sft/model"
         shutil.copytree(before, self.args.base)
 
