@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "godwit/serve/prompt.h"
 #include "godwit/text/utf8.h"
 
 namespace godwit::serve {
@@ -26,7 +27,8 @@ std::string shown(std::string_view key) {
 // parser look at all of a list again after each object in it. What is no JSON is left to the parser.
 class BodyLimits final : public nlohmann::json_sax<Json> {
  public:
-  BodyLimits(bool keys_once, std::string param) : keys_once_(keys_once), param_(std::move(param)) {}
+  BodyLimits(bool keys_once, std::string param, std::function<bool()> gone = {})
+      : keys_once_(keys_once), param_(std::move(param)), gone_(std::move(gone)) {}
   void check(const std::string& text) {
     open_.clear();
     Json::sax_parse(text, this);
@@ -66,6 +68,7 @@ class BodyLimits final : public nlohmann::json_sax<Json> {
     return count(8);
   }
   bool count(size_t values) {
+    if (gone_ && values_ / kAsked != (values_ + values) / kAsked && gone_()) throw ClientGone();
     values_ += values;
     if (values_ > kMostValues) throw ApiError(400, "the JSON holds too many values", param_);
     return true;
@@ -75,20 +78,24 @@ class BodyLimits final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  static constexpr size_t kAsked = size_t{1} << 16;  // values between two looks at the client
+
   bool keys_once_;
   std::string param_;                        // the key of the request that is being read
   std::vector<std::vector<string_t>> open_;  // keys so far of each object and list that is open
+  std::function<bool()> gone_;
   size_t looks_ = 0, values_ = 0;
 };
 
 }  // namespace
 
-Json parse_object(const std::string& body) {
+Json parse_object(const std::string& body, const std::function<bool()>& gone) {
   // The library takes a zero byte for the end of the text, whatever follows.
   if (body.find('\0') != std::string::npos) throw ApiError(400, "the body is no JSON: it holds a zero byte");
   Json out;
   try {
-    BodyLimits(/*keys_once=*/true, "").check(body);
+    BodyLimits(/*keys_once=*/true, "", gone).check(body);
+    if (gone && gone()) throw ClientGone();
     out = Json::parse(body);
   } catch (const nlohmann::json::exception& e) {
     std::string_view what = e.what();  // begins with the library's own number, "[json.exception...] "

@@ -2,14 +2,16 @@
 // are ones that this server has.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "godwit/serve/api_error.h"
 
 namespace godwit::serve {
 
-// A JSON object without a key twice. Throws ApiError 400 that says where it is not one.
-Json parse_object(const std::string& body);
+// A JSON object without a key twice. Throws ApiError 400 that says where it is not one, and ClientGone when
+// `gone` says so, which is asked now and then.
+Json parse_object(const std::string& body, const std::function<bool()>& gone = {});
 
 // JSON in a text (the arguments of a call), which is parsed later: the same limits, but keys may come twice.
 void check_json_text(const std::string& text, const std::string& param);

@@ -27,6 +27,10 @@ int64_t now_s() {
       .count();
 }
 
+Json body_of(const HttpRequest& request, HttpReply& reply) {
+  return parse_object(request.body, [&] { return reply.gone(); });
+}
+
 // Where clients speak of a limit they mean the answer's text.
 int64_t answer_limit(const CompletionParams& params, int64_t fallback) {
   return params.max_tokens.value_or(fallback);
@@ -116,7 +120,7 @@ std::vector<std::shared_ptr<std::atomic<bool>>> Service::constrain(const ChatReq
 }
 
 void Service::chat(const Exchange& x) {
-  const Json body = parse_object(x.request.body);
+  const Json body = body_of(x.request, *x.reply);
   check_keys(body, Call::kChat);
   check_model(body);
   ChatRequest chat = chat_request(body);
@@ -157,7 +161,7 @@ void Service::chat(const Exchange& x) {
 }
 
 void Service::completions(const Exchange& x) {
-  const Json body = parse_object(x.request.body);
+  const Json body = body_of(x.request, *x.reply);
   check_keys(body, Call::kCompletion);
   check_model(body);
   const CompletionParams params = completion_params(body, /*chat=*/false);
@@ -209,7 +213,7 @@ void Service::completions(const Exchange& x) {
 }
 
 void Service::tokenize(const Exchange& x) {
-  const Json body = parse_object(x.request.body);
+  const Json body = body_of(x.request, *x.reply);
   check_keys(body, Call::kTokenize);
   check_model(body);
   const int64_t most = std::max(kMostCounted, engine_.max_context());
@@ -252,7 +256,7 @@ void Service::tokenize(const Exchange& x) {
 }
 
 void Service::detokenize(const Exchange& x) {
-  const Json body = parse_object(x.request.body);
+  const Json body = body_of(x.request, *x.reply);
   check_keys(body, Call::kDetokenize);
   check_model(body);
   const auto it = body.find("tokens");

@@ -182,6 +182,16 @@ TEST(Protocol, ChoicesAmongTools) {
   EXPECT_EQ(format(allowed("required"))->tool_use, ToolUse::kRequired);
 }
 
+TEST(Protocol, NothingIsReadForWhoHasGone) {
+  std::string body = R"({"a":[1)";
+  for (int i = 0; i < 300'000; ++i) body += ",1";
+  body += "]}";
+  int asked = 0;
+  EXPECT_EQ(parse_object(body, [&] { return ++asked < 0; })["a"].size(), 300'001u);
+  EXPECT_GT(asked, 3);
+  EXPECT_THROW(parse_object(body, [] { return true; }), ClientGone);
+}
+
 TEST(Protocol, RefusesKeysThatComeTwice) {
   EXPECT_EQ(status_of([] { parse_object(R"({"prompt": "a", "prompt": "b"})"); }, "'prompt' twice"), 400);
   EXPECT_EQ(status_of([] { parse_object(R"({"a": [{"b": 1, "c": {}, "b": 2}]})"); }, "'b' twice"), 400);
