@@ -276,7 +276,7 @@ def growing(b):
     b.call("Page.reload")
     b.wait("document.readyState === 'complete' && document.getElementById('model').textContent", "the page loads again")
     check(b.js("[...document.querySelectorAll('.message.user')].at(-1).textContent") == "Do not lose this", "what was asked is kept over a reload in the middle of the answer")
-    check("as far as it came" in b.js(f"{LAST}.textContent") and "cut" in b.js(f"{LAST}.textContent"), "so is what had come of the answer")
+    check("as far as it came" in b.js(f"{LAST}.textContent") and b.js(f"{LAST}.querySelector('.meta, .error') !== null"), "so is what had come of the answer, and that it was cut")
     settings(b, temperature="", max_tokens=5)
     check(b.js("settings.temperature") == 1, "an emptied field is as it was at first")
     b.click("#clear")
