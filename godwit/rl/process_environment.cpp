@@ -1,6 +1,7 @@
 // "process": an environment that is any program speaking JSON lines, in a sandbox. docs/rl.md has the
 // protocol.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -146,6 +147,20 @@ class ProcessEnvironment final : public Environment {
     return "";
   }
 
+  static constexpr int64_t kMost = 1'000'000;
+
+  // It is kept with every episode: one line, at most 200 bytes of it.
+  static std::string short_reason(std::string reason) {
+    if (reason.size() > 200) {
+      size_t end = 200;
+      while (end > 0 && (static_cast<unsigned char>(reason[end]) & 0xC0) == 0x80) --end;  // whole characters
+      reason.resize(end);
+    }
+    for (char& c : reason)
+      if (static_cast<unsigned char>(c) < 32 || c == 127) c = ' ';
+    return reason;
+  }
+
   static std::string read_step(const ChatMessage& turn, const json& answer, StepResult& result) {
     try {
       result.messages = messages_of(answer);
@@ -158,7 +173,11 @@ class ProcessEnvironment final : public Environment {
       result.redundant = answer.value("redundant", int64_t{0});
       result.checked = answer.value("checked", int64_t{0});
       result.valid = answer.value("valid", int64_t{0});
-      result.reason = answer.value("reason", std::string(result.done ? "finished" : ""));
+      result.reason = short_reason(answer.value("reason", std::string(result.done ? "finished" : "")));
+      if (!(std::abs(result.reward) <= kMost)) return "environment: a reward beyond a million";
+      for (const int64_t count :
+           {result.faults, result.wrong, result.redundant, result.checked, result.valid})
+        if (count < 0 || count > kMost) return "environment: a count below 0 or beyond a million";
       if (!result.done && result.messages.empty()) return "environment: neither an end nor a message";
       for (ChatMessage& m : result.messages)
         if (m.role == ChatRole::kAssistant) return "environment: it speaks for the assistant";

@@ -24,7 +24,7 @@ void visit(Fields& f, RolloutOptions& o) {
 }
 
 void visit(Fields& f, RewardOptions& o) {
-  f.value("success", o.success);
+  f.value("success", o.success, {-1e6, 1e6});
   f.value("process", o.process, kNotNegative);
   f.value("efficiency", o.efficiency, kNotNegative);
   f.value("budget_start", o.budget_start, kNotNegative);

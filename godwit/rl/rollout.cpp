@@ -48,6 +48,17 @@ std::string picture_bytes(const std::string& url, const std::string& where) {
   return *bytes;
 }
 
+// What an environment's messages are refused for ends its episode and not the run: in words, or nothing.
+template <class F>
+std::string in_words(const F& read_messages) {
+  try {
+    read_messages();
+  } catch (const Error& error) {
+    return std::string("environment: ") + error.what();
+  }
+  return "";
+}
+
 std::vector<int32_t> encode_task(const Task& task, bool thinking, const Tokenizer& tokenizer) {
   return append_ids(render_chat(task.messages, {.thinking = thinking, .tools = task.tools}), tokenizer);
 }
@@ -101,6 +112,14 @@ void Rollouts::start_group() {
     Task task = episode->environment->reset(t.task_seed);
     t.base_tokens = task.base_tokens;
     if (task.fault.empty()) task.fault = take_pictures(model_, task.messages, t);
+    if (task.fault.empty()) {
+      task.fault = in_words([&] { t.ids = encode_task(task, options_.thinking, model_.tokenizer); });
+      if (const auto size = static_cast<int64_t>(t.ids.size()); size >= options_.context) {
+        task.fault =
+            fmt::format("environment: a task of {} tokens, the context holds {}", size, options_.context);
+        t.ids.clear();
+      }
+    }
     group->episodes.push_back(std::move(episode));
     Episode& e = *group->episodes.back();
     if (!task.fault.empty()) {
@@ -108,11 +127,7 @@ void Rollouts::start_group() {
       group->fresh = false;
       continue;
     }
-    t.ids = encode_task(task, options_.thinking, model_.tokenizer);
     t.logp.assign(t.ids.size(), 0.0);
-    check(static_cast<int64_t>(t.ids.size()) < options_.context,
-          "rollout: the task of environment {} has {} tokens, the context holds {}",
-          options_.environments[choice].name, t.ids.size(), options_.context);
     e.turn_begin = static_cast<int64_t>(t.ids.size());
     e.draw_seed = choice_seed(group->draw_seed, k);
     if (t.ids != group->episodes.front()->trajectory.ids ||
@@ -263,11 +278,15 @@ void Rollouts::end_turn(Episode& episode) {
   turn.valid = result.valid;
   t.turns.push_back(turn);
   if (result.done) return end_episode(episode, result.reason, result.success);
-  const std::string fault = take_pictures(model_, result.messages, t);
+  std::string fault = take_pictures(model_, result.messages, t);
+  std::vector<int32_t> next;
+  if (fault.empty()) {
+    fault = in_words([&] {
+      next = append_ids(render_continuation(parsed.message, result.messages, {.thinking = options_.thinking}),
+                        model_.tokenizer);
+    });
+  }
   if (!fault.empty()) return end_episode(episode, fault, 0);
-  const std::vector<int32_t> next =
-      append_ids(render_continuation(parsed.message, result.messages, {.thinking = options_.thinking}),
-                 model_.tokenizer);
   if (static_cast<int64_t>(t.ids.size() + next.size()) >= options_.context)
     return end_episode(episode, "length", 0);
   t.ids.insert(t.ids.end(), next.begin(), next.end());

@@ -234,6 +234,7 @@ TEST_F(RlRun, SaysThatEpisodesAreCutOff) {
 TEST_F(RlRun, BadRecipesNameTheKey) {
   testing::expect_error([&] { recipe("a", {"objective.kind=ppo"}); }, {"objective.kind", "clip_band"});
   testing::expect_error([&] { recipe("a", {"reward.budget_end=3"}); }, {"budget_end"});
+  testing::expect_error([&] { recipe("a", {"reward.success=inf"}); }, {"reward.success", "got inf"});
   testing::expect_error([&] { recipe("a", {"optimizer.qk_clip=100"}); }, {"qk_clip"});
   testing::expect_error([&] { run_rl(recipe("a", {"environment.0.name=chess"}), {}); }, {"chess"});
   const RlRecipe r = recipe("a", {"objective.kind=dapo", "objective.tau=0.25"});

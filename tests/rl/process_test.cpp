@@ -111,6 +111,11 @@ TEST_F(Process, HangsCrashesFloodsAndNonsenseEndTheEpisodeWithAReason) {
   EXPECT_EQ(reason({{"how", "flood"}}), "environment: an answer without end");
   EXPECT_EQ(reason({{"how", "malformed"}}), "environment: the answer is no JSON object");
   EXPECT_EQ(reason({{"how", "number"}}), "environment: the answer is no JSON object");
+  EXPECT_EQ(reason({{"how", "reward"}}), "environment: a reward beyond a million");
+  EXPECT_EQ(reason({{"how", "count"}}), "environment: a count below 0 or beyond a million");
+  const std::string told = reason({{"how", "reason"}});
+  EXPECT_EQ(told.size(), 200u);
+  EXPECT_EQ(told.find('\x1b'), std::string::npos);
   EXPECT_EQ(reason({{"how", "nested"}}), "environment: the answer: JSON nested deeper than 256");
   EXPECT_NE(reason({{"how", "wrong types"}}).find("environment: a malformed answer"), std::string::npos);
   EXPECT_EQ(reason({{"how", "impostor"}}), "environment: it speaks for the assistant");
@@ -134,7 +139,7 @@ TEST_F(Process, AHostileEnvironmentChangesNothingBesideIt) {
   o.environments = {chatter, chatter};
   const auto alone = Rollouts(model, o).run(0);
   int64_t beside = 0, ended = 0;
-  for (const char* how : {"hang", "crash", "flood"}) {
+  for (const char* how : {"hang", "crash", "flood", "a tool first", "a tool later", "a long task"}) {
     o.environments[1].name = "process";
     o.environments[1].options = options_of("hostile.py", {{"how", how}}, {{"answer_s", 0.5}}).dump();
     const auto groups = Rollouts(model, o).run(0);

@@ -102,8 +102,21 @@ OPTIONS = json.loads(sys.stdin.readline())["options"]
 HOW = OPTIONS["how"]
 if HOW == "crash at once":
     os.abort()
-print(json.dumps({"messages": [{"role": "user", "content": "hello"}]}), flush=True)
+if HOW == "a tool first":
+    print(json.dumps({"messages": [{"role": "tool", "tool_call_id": "z", "content": "s"}]}), flush=True)
+elif HOW == "a long task":
+    print(json.dumps({"messages": [{"role": "user", "content": "x" * 100000}]}), flush=True)
+else:
+    print(json.dumps({"messages": [{"role": "user", "content": "hello"}]}), flush=True)
 sys.stdin.readline()
+if HOW == "a tool later":
+    print(json.dumps({"messages": [{"role": "tool", "tool_call_id": "z", "content": "s"}]}), flush=True)
+if HOW == "reward":
+    print(json.dumps({"messages": [], "done": True, "reward": 1e30}), flush=True)
+if HOW == "count":
+    print(json.dumps({"messages": [], "done": True, "checked": -1}), flush=True)
+if HOW == "reason":
+    print(json.dumps({"messages": [], "done": True, "reason": "\x1b[31mé" * 1000}), flush=True)
 if HOW == "hang":
     while True:
         pass
