@@ -445,6 +445,7 @@ def main():
         for done in concurrent.futures.as_completed(waiting, timeout=args.limit or None):
             if done.exception():
                 print(f"{waiting[done]}: {done.exception()}", file=sys.stderr)
+                runner.failed = True
     except concurrent.futures.TimeoutError:
         print(f"the limit of {args.limit:.0f} s has come; what is not done is missing", file=sys.stderr)
     runner.late = True
