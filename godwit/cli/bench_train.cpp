@@ -87,11 +87,20 @@ class RandomData {
   fs::path directory_;
 };
 
-Recipe bench_recipe(const BenchTrainArgs& args, const fs::path& data) {
+// Of the random data, as a new model takes its vocabulary from them: the configuration's.
+int64_t vocabulary_of(const BenchTrainArgs& args) {
   const json overrides = json::parse(args.override_json, nullptr, /*allow_exceptions=*/false);
   check(overrides.is_object(), "--override: expected a JSON object");
   const std::string unknown = unknown_config_key(overrides);
   check(unknown.empty(), "--override: {} is no key of a model's configuration", unknown);
+  const auto given = overrides.find("vocab_size");
+  if (given == overrides.end()) return load_model_config(args.model).vocab_size;
+  check(given->is_number_integer() && *given > kSpecialTokens,
+        "--override: vocab_size must be above {}, got {}", kSpecialTokens, given->dump());
+  return given->get<int64_t>();
+}
+
+Recipe bench_recipe(const BenchTrainArgs& args, const fs::path& data) {
   Recipe recipe;
   recipe.model = {.name = args.model, .override_json = args.override_json};
   recipe.data = {{.name = "random", .path = data.string()}};
@@ -161,9 +170,7 @@ int run_bench_train(const BenchTrainArgs& args) {
         args.sequences);
   const bool gpu = !device.is_cpu();
   if (!gpu) ops::use_block_pool();  // as run_training does
-  RunData vocabulary;
-  vocabulary.vocab_size = load_model_config(args.model).vocab_size;
-  const RandomData random(vocabulary.vocab_size, args.sequences, args.tokens / args.sequences);
+  const RandomData random(vocabulary_of(args), args.sequences, args.tokens / args.sequences);
   const Recipe recipe = bench_recipe(args, random.directory());
   const RunData data = open_data(recipe);
   const ModelConfig config = stage_config(resolve_model(recipe, data), recipe.stages[0]);

@@ -36,6 +36,9 @@ TEST(Bench, TrainTimesThePartsOfAStep) {
                          "--repeats", "1", "--profile", "--json"});
   ASSERT_EQ(o.code, 0) << o.err;
   const auto json = o.json();
+  const Outcome no_ids = run({"bench", "train", "--override", R"({"vocab_size": 256})"});
+  EXPECT_EQ(no_ids.code, 1);
+  EXPECT_NE(no_ids.err.find("vocab_size must be above 256, got 256"), std::string::npos) << no_ids.err;
   for (const char* part : {"forward", "forward_backward", "step"})
     for (const char* key : {"ms", "median_ms", "tokens_per_s", "flops_per_s"})
       EXPECT_GT(json.at(part).at(key).get<double>(), 0) << part << "." << key;
