@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "godwit/base/check.h"
+#include "godwit/base/file.h"
 #include "godwit/base/rng.h"
 #include "godwit/cli/bench_model.h"
 #include "godwit/cli/commands.h"
@@ -45,10 +44,7 @@ std::vector<int32_t> random_tokens(const LoadedModel& model, int64_t count, uint
 
 // Pieces of a text, each from a place of its own; answers are greedy.
 std::vector<Request> text_requests(const LoadedModel& model, const BenchEngineArgs& args) {
-  std::ifstream file(args.text, std::ios::binary);
-  check(file.good(), "bench engine: cannot read {}", args.text);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const std::vector<int32_t> tokens = model.tokenizer.encode(text);
+  const std::vector<int32_t> tokens = model.tokenizer.encode(read_file(args.text));
   const auto size = static_cast<int64_t>(tokens.size());
   check(size > args.prompt, "bench engine: {} has {} tokens, prompts need {}", args.text, size, args.prompt);
   std::vector<Request> out;
