@@ -1,6 +1,7 @@
 // Inputs of a test case of the experts on the GPU, and their fp64 reference.
 #pragma once
 
+#include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
@@ -257,3 +258,20 @@ struct ExpertCase {
     return {out.take(), d_z.take(), d_weights.take(), dw1.take(), dw3.take(), dw2.take()};
   }
 };
+
+inline int failures = 0;
+
+inline void expect(bool ok, const std::string& what) {
+  if (!ok) ++failures, std::printf("  FAILED: %s\n", what.c_str());
+}
+
+// What tokens from .. from + tokens of the case give: alone, without the rest of it.
+inline std::vector<uint16_t> run_forward(const ExpertCase& c, int64_t from, int64_t tokens) {
+  godwit::kernels::cuda::MoeForwardParams p = c.forward(from, tokens);
+  const Buffer<uint16_t> out(tokens * c.shape.width);
+  const Buffer<uint8_t> space(godwit::kernels::cuda::moe_experts_fwd_workspace_bytes(p.shape) + 256);
+  p.out = out.get(), p.workspace = align(space.get());
+  CUDA_OK(godwit::kernels::cuda::moe_experts_fwd(p));
+  CUDA_OK(cudaDeviceSynchronize());
+  return out.take();
+}

@@ -18,25 +18,8 @@ using namespace godwit::kernels::cuda;
 
 namespace {
 
-int failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  if (!ok) ++failures, std::printf("  FAILED: %s\n", what.c_str());
-}
-
 // bf16 operands and a rounded inner activation, fp32 sums.
 constexpr double kLimit = 6e-3;
-
-std::vector<uint16_t> run_forward(const ExpertCase& c, int64_t from, int64_t tokens) {
-  const MoeForwardParams p = c.forward(from, tokens);
-  Buffer<uint16_t> out(tokens * c.shape.width);
-  Buffer<uint8_t> space(moe_experts_fwd_workspace_bytes(p.shape) + 256);
-  MoeForwardParams q = p;
-  q.out = out.get(), q.workspace = align(space.get());
-  CUDA_OK(moe_experts_fwd(q));
-  CUDA_OK(cudaDeviceSynchronize());
-  return out.take();
-}
 
 void check_forward(const ExpertCase& c) {
   const int64_t T = c.shape.tokens, L = c.shape.width;

@@ -17,24 +17,8 @@ using namespace godwit::kernels::cuda;
 
 namespace {
 
-int failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  if (!ok) ++failures, std::printf("  FAILED: %s\n", what.c_str());
-}
-
 // bf16 operands and a rounded inner activation, fp32 sums; the reference's int8 weights are rounded to bf16.
 constexpr double kLimit = 6e-3;
-
-std::vector<uint16_t> run_experts(const ExpertCase& c, int64_t from, int64_t tokens) {
-  MoeForwardParams p = c.forward(from, tokens);
-  const Buffer<uint16_t> out(tokens * c.shape.width);
-  const Buffer<uint8_t> space(moe_experts_fwd_workspace_bytes(p.shape) + 256);
-  p.out = out.get(), p.workspace = align(space.get());
-  CUDA_OK(moe_experts_fwd(p));
-  CUDA_OK(cudaDeviceSynchronize());
-  return out.take();
-}
 
 void check_experts(const MoeShape& shape, Spread spread, int seed, bool int8) {
   ExpertCase c("", shape, spread, seed);
@@ -42,11 +26,11 @@ void check_experts(const MoeShape& shape, Spread spread, int seed, bool int8) {
     c.pack_int8();
   else
     c.pack();
-  const std::vector<uint16_t> got = run_experts(c, 0, shape.tokens);
+  const std::vector<uint16_t> got = run_forward(c, 0, shape.tokens);
   const double error = relative_error(got, c.reference(false).out);
   std::printf("experts %-52s %.2e\n", c.name.c_str(), error);
   expect(error < kLimit, c.name + " error");
-  expect(run_experts(c, 0, shape.tokens) == got, c.name + " not deterministic");
+  expect(run_forward(c, 0, shape.tokens) == got, c.name + " not deterministic");
 }
 
 // A token's row does not depend on the others of its step.
@@ -70,7 +54,7 @@ void check_neighbours(bool int8) {
   std::copy_n(one_weights.begin() + 5 * 4, 4, weights.begin() + 5 * 4);
   std::copy_n(one_z.begin() + 5 * 192, 192, z.begin() + 5 * 192);
   b.experts.put(experts), b.weights.put(weights), b.z.put(z);
-  const std::vector<uint16_t> x = run_experts(a, 0, 12), y = run_experts(b, 0, 12);
+  const std::vector<uint16_t> x = run_forward(a, 0, 12), y = run_forward(b, 0, 12);
   expect(std::equal(x.begin() + 5 * 192, x.begin() + 6 * 192, y.begin() + 5 * 192),
          std::string("a row depends on its neighbours") + (int8 ? ", int8" : ", MXFP4"));
 }
